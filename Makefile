@@ -1,0 +1,34 @@
+PYTHON ?= python3
+BIN := .venv/bin
+# Two workers with one thread each: more threads than cores slow each other down tenfold.
+WORKERS ?= 2
+
+.PHONY: setup demo test lint format clean
+.DEFAULT_GOAL := setup
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check "pip>=25.1"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[digits]" --group dev
+	touch $@
+
+demo: setup
+	$(BIN)/spiritlevel demo --out out/demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
