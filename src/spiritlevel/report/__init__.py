@@ -1,1 +1,1 @@
-
+"""How results are shown: tables for the terminal, figures, and one self-contained page."""
