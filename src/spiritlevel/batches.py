@@ -1,0 +1,228 @@
+"""Data as the engine reads it: a re-iterable stream of batches, checked once, cut into chunks of any size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+from spiritlevel.errors import NondeterministicError, SpiritLevelError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some samples: what the model is called with, and what the loss compares with.
+
+    `inputs` is a tensor, a tuple of positional or a dict of keyword arguments. A dict batch for a loss of the form
+    (model, batch) stands in `inputs` whole, and `targets` is None.
+    """
+
+    inputs: Any
+    targets: Tensor | None
+
+    def __len__(self) -> int:
+        if self.targets is not None:
+            return len(self.targets)
+        return next((len(leaf) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.dim()), 1)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        def each(leaf: Any) -> Any:
+            return change(leaf) if isinstance(leaf, Tensor) else leaf
+
+        return Batch(tree_map(each, self.inputs), None if self.targets is None else change(self.targets))
+
+    def __getitem__(self, index: slice | Tensor) -> Batch:
+        return self.map(lambda leaf: leaf[index])
+
+
+class Data:
+    """A re-iterable stream of batches.
+
+    Built from a pair of tensors, a dataset, a loader, or any re-iterable of batches. `samples` is what one pass
+    counted; passes after the first are compared with it, batch by batch.
+    """
+
+    def __init__(self, source: Any, *, fix: bool = False) -> None:
+        self.resident: Batch | None = None  # a pair of tensors: sliced, never copied
+        self._source: Iterable[Any] = ()
+        self._fingerprints: list[tuple[float, ...]] | None = None
+        pair = _as_pair(source)
+        if pair is not None:
+            self.resident = pair
+            self._source = (pair,)
+        elif isinstance(source, Dataset) and not isinstance(source, torch.utils.data.IterableDataset):
+            self._source = DataLoader(source, batch_size=256)
+        else:
+            self._source = _re_iterable(source)
+        self.shuffles = isinstance(source, DataLoader) and isinstance(source.sampler, RandomSampler)
+        if fix and pair is None:
+            self._source = [_as_batch(entry) for entry in self._source]
+            self.shuffles = False
+        self.samples, self.first = self._inspect()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One pass. A stream that differs from the first pass is refused as soon as it does."""
+        if self.resident is not None:
+            yield self.resident
+            return
+        known = self._fingerprints
+        index = -1
+        for index, entry in enumerate(self._source):
+            batch = _as_batch(entry)
+            if known is not None and (index >= len(known) or not _same(_fingerprint(batch), known[index])):
+                raise NondeterministicError(self._changed(f"batch {index} differs from the pass before"))
+            yield batch
+        if known is not None and index + 1 != len(known):
+            raise NondeterministicError(self._changed(f"{index + 1} batches came where {len(known)} came before"))
+
+    def _inspect(self) -> tuple[int, Batch]:
+        """Count the samples, refuse what cannot be measured, and see that a second pass brings the same."""
+        samples, first, fingerprints = 0, None, []
+        for index, batch in enumerate(self):
+            _check_batch(batch, index, samples)
+            first = batch if first is None else first
+            samples += len(batch)
+            if self.resident is None:
+                fingerprints.append(_fingerprint(batch))
+        if first is None or samples == 0:
+            raise SpiritLevelError("the data is empty: no batch with at least one sample came out of it")
+        if self.resident is None:
+            self._fingerprints = fingerprints
+            for _ in self:
+                pass
+        return samples, first
+
+    def _changed(self, what: str) -> str:
+        cause = "the loader shuffles (shuffle=True)" if self.shuffles else "shuffling or random augmentation"
+        return (
+            f"the data changes from pass to pass: {what}. Likely cause: {cause}. A second derivative needs the same data "
+            "at every pass: build the loader with shuffle=False and without random transforms, or pass fix_data=True to "
+            "keep the first pass in memory"
+        )
+
+    def chunks(self, size: int, *, divide: bool = True) -> Iterator[Batch]:
+        """One pass in chunks of at most `size` samples; with `divide=False` the batches as they come."""
+        if not divide:
+            yield from self
+            return
+        waiting: Batch | None = None
+        for batch in self:
+            if waiting is not None:
+                joined = _join(waiting, batch)
+                if joined is None:
+                    yield waiting
+                batch = batch if joined is None else joined
+            start = 0
+            while len(batch) - start >= size:
+                yield batch[start : start + size]
+                start += size
+            waiting = batch[start:] if start < len(batch) else None
+        if waiting is not None:
+            yield waiting
+
+
+def _as_pair(source: Any) -> Batch | None:
+    """`(x, y)` of whole tensors or arrays, as one batch; None for anything else."""
+    if not isinstance(source, tuple | list) or len(source) != 2:
+        return None
+    x, y = (torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in source)
+    if not isinstance(y, Tensor):
+        return None
+    leaves = tree_leaves(x)
+    if (
+        not leaves
+        or not all(isinstance(leaf, Tensor) for leaf in leaves)
+        or (isinstance(source, list) and y.dim() == 0)
+    ):
+        return None
+    return Batch(x, y)
+
+
+def _re_iterable(source: Any) -> Iterable[Any]:
+    if isinstance(source, Iterator):
+        raise SpiritLevelError(
+            f"data is a {type(source).__name__}, which can be read only once, but several passes are needed: "
+            "pass list(data), a DataLoader, or a pair of tensors (x, y)"
+        )
+    if not isinstance(source, Iterable):
+        raise SpiritLevelError(
+            f"data must be a pair of tensors (x, y), a DataLoader or a re-iterable of batches, got {type(source).__name__}"
+        )
+    return source
+
+
+def _as_batch(entry: Any) -> Batch:
+    if isinstance(entry, Batch):
+        return entry
+    if isinstance(entry, Mapping):
+        return Batch(dict(entry), None)
+    if isinstance(entry, Sequence) and len(entry) >= 2 and isinstance(entry[-1], Tensor):
+        inputs = entry[0] if len(entry) == 2 else tuple(entry[:-1])
+        return Batch(inputs, entry[-1])
+    raise SpiritLevelError(
+        f"a batch must be a pair (inputs, targets) or a dict, got {type(entry).__name__}"
+        + (f" of length {len(entry)}" if isinstance(entry, Sequence) else "")
+    )
+
+
+def _check_batch(batch: Batch, index: int, before: int) -> None:
+    """Lengths that agree and numbers that are finite, else an error that says where."""
+    leaves = [leaf for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor)]
+    if batch.targets is not None:
+        for leaf in leaves:
+            if leaf.dim() == 0 or len(leaf) != len(batch.targets):
+                raise SpiritLevelError(
+                    f"inputs and targets of batch {index} have different lengths: "
+                    f"{len(leaf) if leaf.dim() else 'a scalar'} and {len(batch.targets)}"
+                )
+        leaves = [*leaves, batch.targets]
+    for leaf in leaves:
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf.sum())):
+            _point_out(leaf, before, "targets" if leaf is batch.targets else "inputs")
+
+
+def _point_out(leaf: Tensor, before: int, what: str) -> None:
+    wrong = ~torch.isfinite(leaf)
+    if bool(wrong.any()):
+        place = wrong.reshape(len(leaf), -1).any(1).nonzero() if leaf.dim() else torch.zeros(1, 1)
+        count = len(place)
+        raise SpiritLevelError(
+            f"the {what} contain NaN or infinity: first at sample {before + int(place[0])} ({count} samples in this batch)"
+        )
+
+
+def _fingerprint(batch: Batch) -> tuple[float, ...]:
+    """A few sums that change when a batch holds other samples; the order within a batch does not matter to a mean."""
+    sums: list[float] = []
+    for leaf in tree_leaves((batch.inputs, batch.targets)):
+        if isinstance(leaf, Tensor):
+            numbers = leaf.detach().to(torch.float64)
+            sums += [*map(float, leaf.shape), float(numbers.sum()), float(numbers.square().sum())]
+    return tuple(sums)
+
+
+def _same(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
+    """Equal up to the rounding of sums taken in another order."""
+    return len(first) == len(second) and all(
+        math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) for a, b in zip(first, second, strict=True)
+    )
+
+
+def _join(first: Batch, second: Batch) -> Batch | None:
+    """Both in one, or None where their shapes do not allow it."""
+    left, right = tree_leaves((first.inputs, first.targets)), tree_leaves((second.inputs, second.targets))
+    fits = len(left) == len(right) and all(
+        isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
+        for a, b in zip(left, right, strict=True)
+    )
+    if not fits:
+        return None
+    parts = iter(torch.cat([a, b]) for a, b in zip(left, right, strict=True))
+    return replace(first, inputs=tree_map(lambda _: next(parts), first.inputs), targets=next(parts))

@@ -1,0 +1,145 @@
+"""Which parameters the exact sweep covers: decided from the traced graph, confirmed on a few samples, never assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from spiritlevel.batches import Batch
+from spiritlevel.curvature.taps import SampleAxis, sample_axes
+from spiritlevel.layers import Layer, trace
+from spiritlevel.problem import Problem
+
+Axes = Mapping[str, list[SampleAxis | None]]
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What is known of a network's parameters.
+
+    Attributes:
+        layers: Weight's parameter name → layer, in the order of the forward pass.
+        axes: Parameter name → sample axis of each of its uses, for the parameters whose per-sample gradients the
+            sweep can read off.
+        bent: Parameter name → why its block of the Hessian is more than its Gauss–Newton block.
+    """
+
+    layers: Mapping[str, Layer]
+    axes: Axes
+    bent: Mapping[str, str]
+
+    @property
+    def swept(self) -> list[str]:
+        """The parameters whose Gauss–Newton blocks the sweep computes."""
+        return list(self.axes)
+
+    def exact(self, name: str) -> bool:
+        """Whether the block of this parameter equals its Gauss–Newton block, which the sweep has exactly."""
+        return name in self.axes and name not in self.bent
+
+
+def examine(problem: Problem) -> Anatomy:
+    """Trace the network with two and three samples, then confirm on two what the trace says."""
+    if problem.loss_function.whole_batch:
+        return _without_outputs(problem)
+    with problem.undisturbed():
+        two, three = _few(problem, 2), _few(problem, 3)
+        small = trace(lambda leaves: problem.outputs(leaves, two), problem.parameters)
+        large = trace(lambda leaves: problem.outputs(leaves, three), problem.parameters)
+        with torch.no_grad():
+            outputs = problem.outputs(problem.parameters, two)
+        layers = {name: layer for name, layer in small.layers.items() if name in problem.parameters}
+        if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != 2:
+            reason = "the outputs are not one tensor with a row for every sample"
+            return Anatomy(layers, {}, dict.fromkeys(problem.parameters, reason))
+        axes = {
+            name: found
+            for name, found in sample_axes(small, large, (2, 3)).items()
+            if name in problem.parameters and found and None not in found
+        }
+        return _confirmed(problem, Anatomy(layers, axes, dict(small.bent)), two)
+
+
+def _without_outputs(problem: Problem) -> Anatomy:
+    """A loss that calls the model itself: layers can be traced, but nothing splits into outputs and ∇²ℓ."""
+    batch = problem.first_chunk()
+    with problem.undisturbed():
+        found = trace(lambda leaves: problem.chunk_loss(leaves, batch), problem.parameters)
+    layers = {name: layer for name, layer in found.layers.items() if name in problem.parameters}
+    return Anatomy(layers, {}, dict.fromkeys(problem.parameters, "the loss does not split into outputs and targets"))
+
+
+def _few(problem: Problem, count: int) -> Batch:
+    """A batch of exactly `count` samples; samples are repeated where there are fewer."""
+    first = problem.first_chunk()
+    return first[torch.arange(count, device=problem.device) % min(len(first), count)]
+
+
+def _confirmed(problem: Problem, anatomy: Anatomy, batch: Batch) -> Anatomy:
+    """Keep only what the numbers bear out."""
+    wrong = _misread(problem, anatomy, batch)
+    if wrong:  # samples may sit inside a merged dimension instead of outside
+        flipped = {
+            name: [replace(axis, outermost=False) if axis and axis.repeat > 1 else axis for axis in found]
+            if name in wrong
+            else found
+            for name, found in anatomy.axes.items()
+        }
+        anatomy = replace(anatomy, axes=flipped)
+        wrong = _misread(problem, anatomy, batch)
+        anatomy = replace(anatomy, axes={name: axis for name, axis in flipped.items() if name not in wrong})
+    bent = dict.fromkeys(wrong, "the exact sweep does not reproduce its gradient sample by sample")
+    bent |= {name: reason for name, reason in anatomy.bent.items()}
+    missing = {name: "the exact sweep does not know its use" for name in problem.parameters if name not in anatomy.axes}
+    bent = missing | bent
+    curved = _curved(problem, [name for name in problem.parameters if name not in bent], batch)
+    return replace(anatomy, bent=bent | curved)
+
+
+def _misread(problem: Problem, anatomy: Anatomy, batch: Batch) -> set[str]:
+    """Parameters whose squared per-sample gradients, read off the taps, differ from those of autograd."""
+    from spiritlevel.curvature.statistics import squared_gradients  # the sweep itself is what is being confirmed
+
+    ours = squared_gradients(problem, anatomy, batch)
+    leaves = problem.leaves()
+    expected = {name: torch.zeros_like(tensor) for name, tensor in problem.parameters.items()}
+    with torch.enable_grad():
+        for n in range(len(batch)):
+            loss = problem.chunk_loss(leaves, batch[n : n + 1])
+            parts = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            for name, part in zip(leaves, parts, strict=True):
+                if part is not None:
+                    expected[name] += part.square()
+    return {name for name, mine in ours.items() if not _close(mine, expected[name])}
+
+
+def _close(mine: Tensor, expected: Tensor) -> bool:
+    tolerance = 2e-3 if expected.dtype == torch.float32 else 1e-8
+    difference = (mine.to(expected.dtype) - expected).abs().max()
+    return bool(difference <= tolerance * expected.abs().max())
+
+
+def _curved(problem: Problem, names: list[str], batch: Batch) -> dict[str, str]:
+    """Parameters along which a random combination of the outputs has a second derivative, on a few samples."""
+    leaves = problem.leaves()
+    generator = torch.Generator().manual_seed(0)
+    found: dict[str, str] = {}
+    with torch.enable_grad():
+        outputs = problem.outputs(leaves, batch)
+        mix = (outputs * torch.randn(outputs.shape, generator=generator).to(outputs)).sum()
+        gradients = torch.autograd.grad(mix, [leaves[name] for name in names], create_graph=True, allow_unused=True)
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is None or not gradient.requires_grad:
+                continue
+            direction = torch.randn(gradient.shape, generator=generator).to(gradient)
+            try:
+                (second,) = torch.autograd.grad(gradient, leaves[name], direction, retain_graph=True, allow_unused=True)
+            except RuntimeError:  # no double backward here: the trace alone speaks for linearity, so do not trust it
+                found[name] = "its second derivative could not be confirmed to vanish"
+                continue
+            if second is not None and bool(second.abs().max() > 1e-5 * gradient.detach().abs().max()):
+                found[name] = "a second derivative that the trace did not show"
+    return found

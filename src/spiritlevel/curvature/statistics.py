@@ -1,0 +1,247 @@
+"""Layer statistics in one sweep over the data: Gauss–Newton diagonals and quadratic forms of every layer, exactly.
+
+With ∇²ℓ at the outputs factored into columns s_k (losses.py) and δ_k the column pulled back to a layer's result, the
+per-sample gradients g_k = Σ δ_k φᵀ give the Gauss–Newton block (1/N) Σ_nk sign·g gᵀ. Its diagonal, the forms
+w_jᵀ H_jj w_j of all rows and columns and, with ∇ℓ as the only column, the diagonal of the empirical Fisher matrix are
+accumulated chunk by chunk; nothing grows with the data.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spiritlevel.batches import Batch
+from spiritlevel.curvature import kernels
+from spiritlevel.curvature.anatomy import Anatomy
+from spiritlevel.curvature.taps import LinearUse, SampleAxis, Tap, VectorUse
+from spiritlevel.losses import OutputFactor, output_factor
+from spiritlevel.problem import Problem
+
+DIAGONAL, ROWS, COLUMNS, FISHER = "diagonal", "rows", "columns", "fisher"
+
+# More columns than this a sample are sampled instead of swept, in this many independent draws.
+MOST_COLUMNS = 200
+DRAWS = 16
+
+
+@dataclass
+class Sums:
+    """What a sweep accumulates, in float64.
+
+    diagonal, fisher: parameter → tensor of its shape. rows, columns: weight → one entry a neuron.
+    """
+
+    diagonal: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    fisher: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, kind: str, name: str, array: Tensor) -> None:
+        store: dict[str, Tensor] = getattr(self, kind)
+        if name in store:
+            store[name].add_(array)
+        else:
+            store[name] = array.to(torch.float64, copy=True)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The result of one sweep: exact sums, or as many independent draws of them as columns were sampled."""
+
+    draws: list[Sums]
+    loss: float
+    num_columns: int
+    sampled: bool
+
+
+def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator: torch.Generator) -> Sweep:
+    """One pass over the data: every statistic in `wanted` of every parameter that the anatomy covers."""
+    draws: list[Sums] = []
+    loss, num_columns, sampled = 0.0, 0, False
+    curvature = wanted - {FISHER}
+    for chunk, weight in problem.chunks():
+        tapped = TappedChunk(problem, anatomy, chunk, inputs=COLUMNS in wanted)
+        loss += weight * tapped.loss
+        if curvature:
+            factor = output_factor(problem.loss_function, tapped.outputs, _targets(chunk))
+            num_columns, sampled = factor.num_columns, factor.num_columns > MOST_COLUMNS
+            draws = draws or [Sums() for _ in range(DRAWS if sampled else 1)]
+            for sums, columns in zip(draws, _columns(factor, len(draws), sampled, generator), strict=True):
+                tapped.accumulate(columns, weight, curvature, sums)
+        draws = draws or [Sums()]
+        if FISHER in wanted:
+            fisher = Sums()
+            tapped.accumulate([(tapped.loss_gradient(), None)], weight, frozenset([DIAGONAL]), fisher)
+            for name, array in fisher.diagonal.items():
+                for sums in draws:
+                    sums.add(FISHER, name, array)
+    problem.work.add(passes=1)
+    return Sweep(draws, loss, num_columns, sampled)
+
+
+def squared_gradients(problem: Problem, anatomy: Anatomy, batch: Batch) -> dict[str, Tensor]:
+    """Σ_n (∂ℓ_n/∂θ)² over one batch, read off the taps."""
+    sums = Sums()
+    tapped = TappedChunk(problem, anatomy, batch, inputs=False)
+    tapped.accumulate([(tapped.loss_gradient(), None)], float(len(batch)), frozenset([DIAGONAL]), sums)
+    return sums.diagonal
+
+
+Column = tuple[Tensor, Tensor | None]
+
+
+def _columns(factor: OutputFactor, draws: int, sampled: bool, generator: torch.Generator) -> Iterator[Iterable[Column]]:
+    for _ in range(draws):
+        yield factor.sample(generator) if sampled else factor.columns()
+
+
+def _targets(batch: Batch) -> Tensor:
+    assert batch.targets is not None
+    return batch.targets
+
+
+class TappedChunk:
+    """One chunk run forward with taps, ready to have columns pulled back."""
+
+    def __init__(self, problem: Problem, anatomy: Anatomy, chunk: Batch, *, inputs: bool) -> None:
+        leaves = problem.leaves()
+        self._tap = Tap(leaves, anatomy.axes, inputs=inputs)
+        with problem.undisturbed(), torch.enable_grad():
+            with self._tap:
+                outputs = problem.outputs(leaves, chunk)
+            self._graph: Tensor = outputs
+            self.outputs = outputs.detach()
+            probe = self.outputs.clone().requires_grad_()
+            mean = problem.loss_function.mean(probe, chunk.targets)
+            (gradient,) = torch.autograd.grad(mean, probe)
+        self.loss = float(mean.detach())
+        self._loss_gradient = gradient * len(chunk)
+        self._samples = len(chunk)
+        self._linear: dict[str, list[LinearUse]] = defaultdict(list)
+        for use in self._tap.linear:
+            self._linear[use.linear.layer.name].append(use)
+
+    def loss_gradient(self) -> Tensor:
+        """∂ℓ_n/∂f_n for every sample."""
+        return self._loss_gradient
+
+    def accumulate(self, columns: Iterable[Column], weight: float, wanted: frozenset[str], sums: Sums) -> None:
+        """Pull every column back and add its share: `weight` is the chunk's in the mean over all data."""
+        layers = {name: LayerSums(uses, wanted) for name, uses in self._linear.items()}
+        for vector, signs in columns:
+            share = self._graph.new_full((self._samples,), weight / self._samples)
+            if signs is not None:
+                share = share * signs
+            arrived = self._pull(vector)
+            for name, layer in layers.items():
+                layer.add([arrived.get(id(use)) for use in self._linear[name]], share)
+            if DIAGONAL in wanted:
+                for name, gradient in self._vector_gradients(arrived).items():
+                    sums.add(DIAGONAL, name, torch.einsum("n...,n->...", gradient.square(), share))
+        for name, layer in layers.items():
+            layer.finish(name, sums)
+
+    def _pull(self, vector: Tensor) -> dict[int, tuple[Tensor, Tensor | None]]:
+        """δ at every use, and Wᵀδ where it is tapped, by the identity of the use."""
+        edges = self._tap.edges()
+        found = iter(torch.autograd.grad(self._graph, edges, vector, retain_graph=True, allow_unused=True))
+        uses: list[LinearUse | VectorUse] = [*self._tap.linear, *self._tap.vectors]
+        deltas = {id(use): next(found) for use in uses}
+        inputs = {id(use): next(found) for use in self._tap.linear if use.phi_edge is not None}
+        return {key: (delta, inputs.get(key)) for key, delta in deltas.items() if delta is not None}
+
+    def _vector_gradients(self, arrived: Mapping[int, tuple[Tensor, Tensor | None]]) -> dict[str, Tensor]:
+        """Per-sample gradients of biases, scales and shifts, summed over their uses."""
+        total: dict[str, Tensor] = {}
+        for use in self._tap.vectors:
+            if id(use) in arrived:
+                delta = arrived[id(use)][0]
+                part = use.reduce(delta if use.factor is None else delta * use.factor)
+                total[use.name] = total[use.name] + part if use.name in total else part
+        for linear in self._tap.linear:
+            if linear.bias is not None and id(linear) in arrived:
+                part = kernels.bias_gradient(linear, arrived[id(linear)][0])
+                total[linear.bias] = total[linear.bias] + part if linear.bias in total else part
+        return total
+
+
+class LayerSums:
+    """The sums of one layer over the columns of one chunk."""
+
+    def __init__(self, uses: list[LinearUse], wanted: frozenset[str]) -> None:
+        self._uses, self._wanted = uses, wanted
+        self._dense = len(uses) == 1 and uses[0].linear.kind == "dense" and _one_position(uses[0])
+        self._products = [use.product() for use in uses] if wanted & {ROWS, COLUMNS} else []
+        self._windows: list[kernels.Windows] = []
+        self._squares: Tensor | None = None  # Σ_k c δ² (samples, rows) of a dense layer, else Σ_nk c g²
+        self._rows: Tensor | None = None
+        self._columns: Tensor | None = None
+
+    def add(self, arrived: list[tuple[Tensor, Tensor | None] | None], share: Tensor) -> None:
+        deltas = [(i, pair) for i, pair in enumerate(arrived) if pair is not None]
+        if not deltas:
+            return
+        if DIAGONAL in self._wanted:
+            self._add_squares([(i, delta) for i, (delta, _) in deltas], share)
+        if ROWS in self._wanted:
+            sums = [kernels.row_sums(self._uses[i], delta, self._products[i]) for i, (delta, _) in deltas]
+            self._rows = _plus(self._rows, share @ _total(sums).square())
+        if COLUMNS in self._wanted:
+            self._add_columns(deltas, share)
+
+    def _add_squares(self, deltas: list[tuple[int, Tensor]], share: Tensor) -> None:
+        if self._uses[0].linear.kind == "lookup":
+            if self._squares is None:
+                self._squares = torch.zeros_like(self._uses[0].linear.weight, dtype=torch.float64).detach()
+            for i, delta in deltas:
+                kernels.lookup_squares(self._uses[i], delta, share, self._squares)
+        elif self._dense:
+            delta = kernels.by_sample(self._uses[0], deltas[0][1]).squeeze(1)
+            self._squares = _plus(self._squares, delta.square() * share.unsqueeze(1))
+        else:
+            self._windows = self._windows or [kernels.Windows(use) for use in self._uses]
+            g = _total([self._windows[i].gradients(delta) for i, delta in deltas])
+            self._squares = _plus(self._squares, (share @ g.square().flatten(1)).reshape(g.shape[1:]))
+
+    def _add_columns(self, deltas: list[tuple[int, tuple[Tensor, Tensor | None]]], share: Tensor) -> None:
+        if self._uses[0].linear.kind == "lookup":
+            if self._columns is None:
+                self._columns = share.new_zeros(self._uses[0].linear.weight.shape[0], dtype=torch.float64)
+            for i, (delta, _) in deltas:
+                kernels.lookup_columns(self._uses[i], delta, self._products[i], share, self._columns)
+            return
+        sums = [kernels.column_sums(self._uses[i], back) for i, (_, back) in deltas if back is not None]
+        self._columns = _plus(self._columns, share @ _total(sums).square())
+
+    def finish(self, name: str, sums: Sums) -> None:
+        use = self._uses[0]
+        if self._squares is not None:
+            squares = self._squares
+            if self._dense:
+                squares = squares.mT @ kernels.by_sample(use, use.phi).squeeze(1).square()
+                squares = squares.mT if use.linear.layer.transposed else squares
+            sums.add(DIAGONAL, name, squares)
+        if self._rows is not None:
+            sums.add(ROWS, name, self._rows)
+        if self._columns is not None:
+            sums.add(COLUMNS, name, self._columns)
+
+
+def _one_position(use: LinearUse) -> bool:
+    return use.phi.dim() == 2 and use.axis == SampleAxis(0)
+
+
+def _plus(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total.add_(part)
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

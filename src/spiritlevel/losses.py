@@ -1,0 +1,247 @@
+"""Losses: their mean over a batch, the weight of a batch, and the factors of their Hessian at the outputs.
+
+A loss enters the exact statistics through ∇²ℓ at the outputs, written as Σ_k sign_k s_k s_kᵀ for every sample. The
+columns s_k are what is pulled back through the network.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from spiritlevel.errors import SpiritLevelError
+
+
+@dataclass(frozen=True)
+class OutputFactor:
+    """A factor of ∇²ℓ_n at the outputs of each sample: Σ over blocks d and columns r of signs·b bᵀ.
+
+    The Hessian of most losses falls into blocks (one position of a segmentation, one output of a regression), so
+    `blocks` keeps them apart: (N, D blocks, C entries a block, R columns a block). `signs` is (N, D, R) of ±1, or
+    None where all are +1. `restore` gives an (N, D, C) tensor the shape of the outputs.
+    """
+
+    blocks: Tensor
+    signs: Tensor | None
+    restore: Callable[[Tensor], Tensor]
+
+    @property
+    def num_columns(self) -> int:
+        return self.blocks.shape[1] * self.blocks.shape[3]
+
+    def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Every column as a cotangent of the outputs, with its sign for each sample."""
+        for d in range(self.blocks.shape[1]):
+            for r in range(self.blocks.shape[3]):
+                vector = torch.zeros_like(self.blocks[..., 0])
+                vector[:, d] = self.blocks[:, d, :, r]
+                yield self.restore(vector), None if self.signs is None else self.signs[:, d, r]
+
+    def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Random columns Sε with ε = ±1, whose expected outer product is the positive, then the negative part."""
+        shape = self.blocks.shape[0], self.blocks.shape[1], self.blocks.shape[3]
+        signs = torch.randint(0, 2, shape, generator=generator).to(self.blocks) * 2 - 1
+        if self.signs is None:
+            yield self._combine(signs), None
+            return
+        for sign in (1.0, -1.0):
+            part = (self.signs == sign).to(signs)
+            if bool(part.any()):
+                yield self._combine(signs * part), torch.full_like(signs[:, 0, 0], sign)
+
+    def _combine(self, weights: Tensor) -> Tensor:
+        return self.restore(torch.einsum("ndcr,ndr->ndc", self.blocks, weights))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as the engine uses it.
+
+    Attributes:
+        name: What the report calls it.
+        mean: `(outputs, targets) -> mean loss over the batch`, or `(model, batch) -> (mean, count)` if `whole_batch`.
+        whole_batch: The loss calls the model itself; it does not split into outputs and ∇²ℓ.
+        curvature: `(outputs, targets) -> OutputFactor` where the loss has one in closed form.
+        check: Raises for outputs and targets that do not fit, naming the sample.
+        count: The weight of a batch in the mean over all data.
+    """
+
+    name: str
+    mean: Callable[[Any, Any], Any]
+    whole_batch: bool = False
+    curvature: Callable[[Tensor, Tensor], OutputFactor] | None = None
+    check: Callable[[Any, Any], None] | None = None
+    count: Callable[[Any], int] = len
+
+
+def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
+    """The `Loss` that a name or a callable stands for."""
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        if loss not in BUILT_IN:
+            near = difflib.get_close_matches(loss, BUILT_IN, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise SpiritLevelError(f"unknown loss {loss!r}{hint} Known: {', '.join(BUILT_IN)}, or pass a callable.")
+        return BUILT_IN[loss]
+    if not callable(loss):
+        raise SpiritLevelError(f"loss must be a name or a callable, got {type(loss).__name__}")
+    name = getattr(loss, "__name__", type(loss).__name__)
+    return Loss(name=name, mean=loss, whole_batch=_takes_the_model(loss))
+
+
+def _takes_the_model(loss: Callable[..., Any]) -> bool:
+    """A callable whose first argument is called `model` is of the form (model, batch) -> (mean, count)."""
+    try:
+        parameters = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):
+        return False
+    return bool(parameters) and parameters[0] == "model"
+
+
+def output_factor(loss: Loss, outputs: Tensor, targets: Tensor) -> OutputFactor:
+    """The factor of ∇²ℓ at `outputs`: in closed form where the loss has one, else by C×C eigendecompositions."""
+    outputs = outputs.detach()
+    if loss.curvature is not None:
+        return loss.curvature(outputs, targets)
+    eigenvalues, eigenvectors = torch.linalg.eigh(output_hessians(loss, outputs, targets))  # (N, C), (N, C, C)
+    keep = eigenvalues.abs().amax(0) > 0
+    blocks = (eigenvectors * eigenvalues.abs().sqrt().unsqueeze(1))[..., keep].unsqueeze(1).to(outputs.dtype)
+    signs = torch.where(eigenvalues < 0, -1.0, 1.0)[:, keep].unsqueeze(1).to(outputs.dtype)
+    return OutputFactor(blocks, signs, lambda vector: vector.reshape(outputs.shape))
+
+
+def output_hessians(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """∇²ℓ_n for every sample, (N, C, C) with C all outputs of a sample, in float64 through second derivatives.
+
+    ℓ_n is N times the n-th term of the mean, so that the mean over samples of ∇²ℓ_n belongs to the mean loss.
+    """
+    count = len(outputs)
+    with torch.enable_grad():
+        leaf = outputs.to(torch.float64).requires_grad_()
+        total = loss.mean(leaf, _floating_as(targets, torch.float64)) * count
+        gradient = _gradient(total, leaf).reshape(count, -1)
+        rows = [_gradient(gradient[:, c].sum(), leaf, keep=True) for c in range(gradient.shape[1])]
+    hessians = torch.stack([row.reshape(count, -1) for row in rows], dim=1).detach()
+    return (hessians + hessians.mT) / 2
+
+
+def _gradient(scalar: Tensor, leaf: Tensor, keep: bool = False) -> Tensor:
+    if not scalar.requires_grad:
+        return torch.zeros_like(leaf)
+    (gradient,) = torch.autograd.grad(scalar, leaf, create_graph=not keep, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(leaf) if gradient is None else gradient
+
+
+def _floating_as(targets: Tensor, dtype: torch.dtype) -> Tensor:
+    return targets.to(dtype) if targets.is_floating_point() else targets
+
+
+# --- cross entropy ---------------------------------------------------------------------------------------------
+
+
+def _softmax_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
+    """diag(p) − ppᵀ as C−1 columns for every position.
+
+    S = diag(√p) − p√pᵀ has C columns, but S√p = 0. A Householder reflection Q that maps √p to minus the last unit
+    vector leaves S Sᵀ = (SQ)(SQ)ᵀ and makes the last column vanish, so one pull-back in C is saved. For k < C the
+    entries of SQ are √p_i Q_ik.
+    """
+    p = outputs.flatten(2).mT.softmax(2) if outputs.dim() > 2 else outputs.softmax(1).unsqueeze(1)  # (N, D, C)
+    root = p.sqrt()
+    u = root.clone()
+    u[..., -1] += 1  # √p + e_C; its norm squared is 2(1 + √p_C), never small
+    scaled = u / (1 + root[..., -1:])
+    eye = torch.eye(p.shape[2], dtype=p.dtype, device=p.device)
+    columns = root.unsqueeze(3) * (eye - scaled.unsqueeze(3) * u.unsqueeze(2))
+    positions = p.shape[1]
+    return OutputFactor(
+        columns[..., :-1] / positions**0.5, None, lambda vector: vector.mT.reshape(outputs.shape).contiguous()
+    )
+
+
+def _check_labels(outputs: Any, targets: Any) -> None:
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
+        came = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise SpiritLevelError(
+            f"cross entropy needs outputs of shape (samples, classes, …), got {came}: return the logits, one row a sample"
+        )
+    if targets.is_floating_point():
+        if targets.shape != outputs.shape:
+            raise SpiritLevelError(
+                f"cross entropy needs integer labels of shape {_label_shape(outputs)} or class probabilities of shape "
+                f"{tuple(outputs.shape)}; got {targets.dtype} of shape {tuple(targets.shape)}: use y.long()"
+            )
+        return
+    if tuple(targets.shape) != _label_shape(outputs):
+        raise SpiritLevelError(
+            f"cross entropy needs labels of shape {_label_shape(outputs)} for outputs of shape {tuple(outputs.shape)}, "
+            f"got {tuple(targets.shape)}"
+        )
+    wrong = (targets < 0) | (targets >= outputs.shape[1])
+    if bool(wrong.any()):
+        index = tuple(int(i) for i in wrong.nonzero()[0])
+        raise SpiritLevelError(
+            f"label {int(targets[index])} of sample {index[0]} is out of range: the network has {outputs.shape[1]} "
+            f"outputs, so labels must be 0 to {outputs.shape[1] - 1}"
+        )
+
+
+def _label_shape(outputs: Tensor) -> tuple[int, ...]:
+    return (outputs.shape[0], *outputs.shape[2:])
+
+
+# --- squared error ---------------------------------------------------------------------------------------------
+
+
+def _squared_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
+    """∇² of the mean over C outputs of (f−y)² is (2/C)·I: every output a block of its own."""
+    size = outputs[0].numel()
+    blocks = outputs.new_full((len(outputs), size, 1, 1), (2 / size) ** 0.5)
+    return OutputFactor(blocks, None, lambda vector: vector.reshape(outputs.shape))
+
+
+def _check_regression(outputs: Any, targets: Any) -> None:
+    if not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
+        came = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise SpiritLevelError(
+            f"mse needs targets of the outputs' shape {came}, got {tuple(targets.shape)}: broadcasting would compare "
+            "every output with every target; use y.reshape(…) or y.unsqueeze(1)"
+        )
+
+
+# --- tsuzuku2019 (20) ------------------------------------------------------------------------------------------
+
+
+def _normalized_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of f/std(f), std over the classes with 1/K: blind to the scale and shift of the outputs."""
+    return F.cross_entropy(outputs / outputs.std(1, correction=0, keepdim=True), targets)
+
+
+def _check_spread(outputs: Any, targets: Any) -> None:
+    _check_labels(outputs, targets)
+    spread = outputs.detach().std(1, correction=0)
+    if bool((spread == 0).any()):
+        sample = int((spread == 0).nonzero()[0][0])
+        raise SpiritLevelError(
+            f"all outputs of sample {sample} are equal, so normalized_cross_entropy (which divides by their standard "
+            "deviation) is not defined there: leave the sample out or use cross_entropy"
+        )
+
+
+BUILT_IN: dict[str, Loss] = {
+    "cross_entropy": Loss(
+        "cross_entropy", F.cross_entropy, curvature=_softmax_factor, check=_check_labels, count=Tensor.numel
+    ),
+    "mse": Loss("mse", F.mse_loss, curvature=_squared_factor, check=_check_regression, count=Tensor.numel),
+    "normalized_cross_entropy": Loss(
+        "normalized_cross_entropy", _normalized_cross_entropy, check=_check_spread, count=Tensor.numel
+    ),
+}

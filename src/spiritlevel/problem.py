@@ -1,0 +1,462 @@
+"""The problem: a trained network, its loss and its data as a pure function of a dictionary of parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+
+from spiritlevel.batches import Batch, Data
+from spiritlevel.errors import NondeterministicError, SpiritLevelError
+from spiritlevel.losses import Loss, resolve_loss
+
+Parameters = dict[str, Tensor]
+
+# Activations of one chunk: large enough to keep matrix products efficient, small enough for the caches.
+CHUNK_BYTES = 32 << 20
+LARGEST_CHUNK = 1024
+
+
+@dataclass
+class Work:
+    """What has been spent on a problem so far, in units of one pass over all its data."""
+
+    passes: float = 0.0
+    products: float = 0.0
+    gradients: float = 0.0
+    on_change: list[Callable[[Work], None]] = field(default_factory=list)
+
+    def add(self, *, passes: float = 0.0, products: float = 0.0, gradients: float = 0.0) -> None:
+        self.passes += passes
+        self.products += products
+        self.gradients += gradients
+        for listener in self.on_change:
+            listener(self)
+
+
+class _Whole(nn.Module):
+    """Calls a loss of the form (model, batch), so that parameters can be swapped beneath it."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, batch: Any) -> Any:
+        return self._loss(self.model, batch)
+
+
+class Problem:
+    """L(θ) = mean over the samples of ℓ(f_θ(x), y), for any θ, with the caller's model left as it is.
+
+    The network runs in eval mode on copies of its tensors' handles; weights, buffers, `.grad`, mode and the random
+    state come back bit for bit. Parameters with `requires_grad=False` are left out; tied ones count once.
+
+    Args:
+        model: Any module.
+        loss: A name, a callable `(outputs, targets) -> mean`, or `(model, batch) -> (mean, count)`.
+        data: A pair `(x, y)`, a loader, a dataset or a re-iterable of batches.
+        parameters: Names or patterns (`"features.*"`) of the parameters to measure; all trainable ones by default.
+        dtype: Measure in this precision instead of the model's own.
+        fix_data: Keep the first pass over a loader that shuffles or augments, and use it for all.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> x, y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2, 1)
+    >>> problem = Problem(model, "mse", (x, y))
+    >>> problem.loss({"weight": torch.tensor([[1.0, 1.0]])})  # (3² + 7²) / 2
+    29.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str | Callable[..., Any] | Loss,
+        data: Any,
+        *,
+        parameters: Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
+        fix_data: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise SpiritLevelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        self.notes: list[str] = []
+        self.work = Work()
+        self.model = model
+        self.loss_function = resolve_loss(loss)
+        with _undisturbed(model):  # a loader draws a seed from the global generator at every pass
+            self.data = data if isinstance(data, Data) else Data(data, fix=fix_data)
+        if self.data.first.targets is None and not self.loss_function.whole_batch:
+            self.loss_function = _for_dict_batches(self.loss_function)
+        self._whole = _Whole(model, self.loss_function.mean) if self.loss_function.whole_batch else None
+        self.parameters, self._fixed = self._collect(parameters, dtype)
+        reference = next(iter(self.parameters.values()))
+        self.dtype, self.device = reference.dtype, reference.device
+        self._cast_inputs = dtype is not None or bool(self.notes)
+        self._buffers_change = False
+        self.chunk_size = 1
+        with self.undisturbed():
+            self._check_model()
+            self.chunk_size = self._choose_chunk_size()
+        self.samples = self.data.samples
+        self._counts = self._batch_counts()
+        self.total_count = sum(self._counts)
+
+    # --- the function --------------------------------------------------------------------------------------------
+
+    def loss(self, parameters: Mapping[str, Tensor] | None = None) -> float:
+        """L(θ), streamed over the data."""
+        total = 0.0
+        with self.undisturbed(), torch.no_grad():
+            for chunk, weight in self.chunks():
+                total += weight * float(self.chunk_loss(parameters or self.parameters, chunk))
+        self.work.add(passes=1)
+        return total
+
+    def gradient(self, parameters: Mapping[str, Tensor] | None = None) -> tuple[float, Parameters]:
+        """L(θ) and ∇L(θ), streamed over the data."""
+        leaves = self.leaves(parameters)
+        sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+        total = 0.0
+        with self.undisturbed(), torch.enable_grad():
+            for chunk, weight in self.chunks():
+                value = self.chunk_loss(leaves, chunk)
+                total += weight * float(value.detach())
+                for name, part in zip(leaves, gradients_of(value, list(leaves.values())), strict=True):
+                    sums[name].add_(part, alpha=weight)
+        self.work.add(passes=1, gradients=1)
+        return total, sums
+
+    def outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
+        """What the network computes from the inputs of a batch."""
+        if self._whole is not None:
+            raise SpiritLevelError("this problem's loss calls the model itself; there are no outputs to look at")
+        args, kwargs = _arguments(batch.inputs)
+        return functional_call(self.model, self._tensors(parameters), args, kwargs)
+
+    def chunk_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """The mean loss over one chunk, differentiable in `parameters`."""
+        if self._whole is not None:
+            return self._whole_loss(parameters, batch)[0]
+        value: Tensor = self.loss_function.mean(self.outputs(parameters, batch), batch.targets)
+        return value
+
+    def chunks(self, size: int | None = None) -> Iterator[tuple[Batch, float]]:
+        """One pass over the data: chunks on the model's device, each with its weight in the mean."""
+        for index, chunk in enumerate(self.data.chunks(size or self.chunk_size, divide=self._whole is None)):
+            count = self._count(chunk) if self._whole is None else self._counts[index]
+            yield self._placed(chunk), count / self.total_count
+
+    def first_chunk(self) -> Batch:
+        """The first batch of the data, on the model's device."""
+        return self._placed(self.data.first)
+
+    def leaves(self, parameters: Mapping[str, Tensor] | None = None) -> Parameters:
+        """Handles on the parameters that record gradients; the data behind them is shared, `.grad` is not."""
+        return {name: tensor.detach().requires_grad_() for name, tensor in (parameters or self.parameters).items()}
+
+    def undisturbed(self) -> contextlib.AbstractContextManager[None]:
+        """Eval mode inside; the caller's mode and random state back on the way out, whatever happens."""
+        return _undisturbed(self.model)
+
+    # --- collecting ----------------------------------------------------------------------------------------------
+
+    def _collect(self, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> tuple[Parameters, Parameters]:
+        """The parameters to measure, and every other tensor the model needs, in the precision of the measurement."""
+        named = dict(self.model.named_parameters())
+        if not named:
+            raise SpiritLevelError("the model has no parameters, so there is nothing to measure")
+        chosen = _matching(named, patterns) if patterns is not None else set(named)
+        if not any(named[name].requires_grad for name in chosen):
+            raise SpiritLevelError(
+                "every parameter is frozen (requires_grad=False), so there is nothing to measure: "
+                "call requires_grad_(True) on those that should count"
+            )
+        tensors = {**named, **dict(self.model.named_buffers())}
+        precision = dtype or self._precision(tensors.values())
+        moved = {name: _as_precision(tensor.detach(), precision) for name, tensor in tensors.items()}
+        for name, tensor in moved.items():
+            _check_tensor(name, tensor)
+        free = {name: moved[name] for name in named if name in chosen and named[name].requires_grad}
+        buffers = {name: moved[name].clone() for name in dict(self.model.named_buffers())}
+        return free, {**{name: moved[name] for name in named if name not in free}, **buffers}
+
+    def _precision(self, tensors: Any) -> torch.dtype:
+        """The widest precision the model uses, at least single: half precision cannot carry second derivatives."""
+        precision = torch.float32
+        for tensor in tensors:
+            if tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16):
+                note = f"parameters in {str(tensor.dtype).removeprefix('torch.')} were upcast to float32 for measuring"
+                if note not in self.notes:
+                    self.notes.append(note)
+            elif tensor.is_floating_point() and tensor.requires_grad:
+                precision = torch.promote_types(precision, tensor.dtype)
+        return precision
+
+    def _tensors(self, parameters: Mapping[str, Tensor]) -> Parameters:
+        fixed = self._fixed
+        if self._buffers_change:
+            fixed = {name: tensor.clone() for name, tensor in fixed.items()}
+        return {**fixed, **parameters}
+
+    def _placed(self, batch: Batch) -> Batch:
+        def place(leaf: Tensor) -> Tensor:
+            leaf = leaf.to(self.device, non_blocking=True)
+            return leaf.to(self.dtype) if self._cast_inputs and leaf.is_floating_point() else leaf
+
+        return batch.map(place)
+
+    # --- checking ------------------------------------------------------------------------------------------------
+
+    def _check_model(self) -> None:
+        """One small batch through the network, several times: finite, deterministic, sample by sample, a mean."""
+        batch = self.first_chunk()
+        if self._whole is not None:
+            self._check_whole_loss(batch)
+            return
+        batch = batch[:8]
+        kept = {name: tensor.clone() for name, tensor in self._fixed.items()}
+        with torch.no_grad():
+            outputs = self.outputs(self.parameters, batch)
+            if any(not torch.equal(tensor, kept[name]) for name, tensor in self._fixed.items()):
+                self._fixed, self._buffers_change = kept, True
+                self.notes.append("the model changes its own buffers when it runs; they are reset before every call")
+            _check_outputs(outputs)
+            self._check_deterministic(outputs, batch)
+            self._check_loss(outputs, batch)
+
+    def _check_deterministic(self, outputs: Any, batch: Batch) -> None:
+        if not _agree(outputs, self.outputs(self.parameters, batch)):
+            raise NondeterministicError(
+                "the network gives different outputs for the same inputs in eval mode. Likely cause: "
+                f"{self._random_modules()}. Pass training=self.training to functional dropout, and draw no random "
+                "numbers in forward when the module is in eval mode"
+            )
+        half = (len(batch) + 1) // 2
+        part = self.outputs(self.parameters, batch[:half])
+        if half < len(batch) and not _agree(_first(outputs, half, len(batch)), part, tolerance=1e-3):
+            raise NondeterministicError(
+                "a sample's output depends on the other samples of its batch, so the loss is not a mean over samples. "
+                f"Likely cause: {self._normalizing_modules()}. Use running statistics (track_running_stats=True) in eval "
+                "mode, or pass a loss of the form (model, batch) -> (mean, count), which keeps your batches as they are"
+            )
+
+    def _random_modules(self) -> str:
+        names = [name for name, module in self.model.named_modules() if "drop" in type(module).__name__.lower()]
+        return f"dropout that ignores eval mode ({', '.join(names[:3])})" if names else "dropout or noise in forward"
+
+    def _normalizing_modules(self) -> str:
+        names = [
+            name
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
+        ]
+        where = f" ({', '.join(names[:3])})" if names else ""
+        return f"batch normalization with the statistics of the batch, as in train mode{where}"
+
+    def _check_loss(self, outputs: Any, batch: Batch) -> None:
+        loss, targets = self.loss_function, batch.targets
+        if loss.check is not None:
+            loss.check(outputs, targets)
+            self._check_all_targets(outputs)
+        value = loss.mean(outputs, targets)
+        _check_scalar(value)
+        half = (len(batch) + 1) // 2
+        if loss.check is None and half < len(batch):
+            parts = [self.chunk_loss(self.parameters, part) for part in (batch[:half], batch[half:])]
+            mean = (half * parts[0] + (len(batch) - half) * parts[1]) / len(batch)
+            if not torch.allclose(mean, value, rtol=1e-3, atol=1e-6 * float(value.abs() + 1)):
+                raise SpiritLevelError(
+                    f"the loss {loss.name!r} is not a mean over samples: {float(value):.6g} on {len(batch)} samples, but "
+                    f"its two halves average to {float(mean):.6g}. Return the mean over the batch (not the sum), or pass "
+                    "a loss of the form (model, batch) -> (mean, count), which is weighted by its own count"
+                )
+
+    def _check_all_targets(self, outputs: Any) -> None:
+        """Labels are checked against the number of outputs on all the data, before any work is done."""
+        check, first = self.loss_function.check, 0
+        if check is None or self.loss_function.name == "normalized_cross_entropy" or not isinstance(outputs, Tensor):
+            return
+        for batch in self.data:
+            if batch.targets is None:
+                continue
+            try:
+                check(outputs[:1].expand(len(batch), *outputs.shape[1:]), batch.targets.to(outputs.device))
+            except SpiritLevelError as error:
+                raise SpiritLevelError(f"{error} (counting samples from {first})" if first else str(error)) from None
+            first += len(batch)
+
+    def _whole_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, float]:
+        assert self._whole is not None
+        content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
+        tensors = {f"model.{name}": tensor for name, tensor in self._tensors(parameters).items()}
+        result = functional_call(self._whole, tensors, (content,))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise SpiritLevelError(
+                f"a loss of the form (model, batch) must return (mean loss, count), got {type(result).__name__}: return "
+                "for example `out.loss, len(batch['input_ids'])`"
+            )
+        return result[0], float(result[1])
+
+    def _check_whole_loss(self, batch: Batch) -> None:
+        with torch.no_grad():
+            first, second = (self._whole_loss(self.parameters, batch)[0] for _ in range(2))
+        _check_scalar(first)
+        if not torch.allclose(first, second, rtol=1e-5, atol=0):
+            raise NondeterministicError(
+                f"the loss gives {float(first):.8g} and then {float(second):.8g} for the same batch in eval mode. Likely "
+                f"cause: {self._random_modules()}"
+            )
+
+    def _count(self, batch: Batch) -> float:
+        return float(self.loss_function.count(batch.targets))
+
+    def _batch_counts(self) -> list[float]:
+        """The weight of every batch; a loss that calls the model says it itself, once."""
+        if self._whole is None:
+            return [self._count(batch) for batch in self.data]
+        with self.undisturbed(), torch.no_grad():
+            return [self._whole_loss(self.parameters, self._placed(batch))[1] for batch in self.data]
+
+    def _choose_chunk_size(self) -> int:
+        """As many samples as keep one chunk's activations within `CHUNK_BYTES`."""
+        if self._whole is not None:
+            return self.data.samples
+        batch = self.first_chunk()[:4]
+        with torch.enable_grad(), counting_saved_bytes(self._known_storages()) as saved:
+            kept = self.chunk_loss(self.leaves(), batch)
+        del kept
+        per_sample = max(1, saved.bytes // len(batch))
+        return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // per_sample))
+
+    def _known_storages(self) -> set[int]:
+        return {tensor.untyped_storage().data_ptr() for tensor in (*self.parameters.values(), *self._fixed.values())}
+
+
+# --- what the methods above lean on --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+
+def gradients_of(value: Tensor, leaves: list[Tensor], *, create_graph: bool = False) -> list[Tensor]:
+    """∂value/∂leaf for every leaf; zeros where the value does not depend on it."""
+    if not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    parts = torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, parts, strict=True)]
+
+
+@dataclass
+class SavedBytes:
+    """How much autograd keeps for the backward pass."""
+
+    bytes: int = 0
+
+
+@contextlib.contextmanager
+def counting_saved_bytes(known: set[int]) -> Iterator[SavedBytes]:
+    """Count the distinct storages that autograd saves inside, other than those in `known`."""
+    seen, saved = set(known), SavedBytes()
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            saved.bytes += min(storage.nbytes(), tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield saved
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def _for_dict_batches(loss: Loss) -> Loss:
+    """A dict batch calls for a loss of the form (model, batch); a built-in one has no targets to compare with."""
+    if loss.curvature is not None or loss.check is not None:
+        raise SpiritLevelError(
+            f"the batches are dicts, and the loss {loss.name!r} needs (inputs, targets) pairs: pass a loss of the form "
+            "(model, batch) -> (mean loss, count), for example "
+            "`def loss(model, batch): return model(**batch).loss, len(batch['labels'])`"
+        )
+    return Loss(loss.name, loss.mean, whole_batch=True)
+
+
+def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
+    chosen: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found = fnmatch.filter(named, pattern)
+        if not found:
+            raise SpiritLevelError(f"no parameter matches {pattern!r}; the model has {', '.join(list(named)[:8])}, …")
+        chosen.update(found)
+    return chosen
+
+
+def _as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
+    return tensor.to(precision) if tensor.is_floating_point() else tensor
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    if tensor.is_complex():
+        raise SpiritLevelError(f"parameter {name!r} is complex; flatness is defined here for real parameters only")
+    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        raise SpiritLevelError(f"parameter {name!r} is not initialized: run the model once before measuring")
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise SpiritLevelError(f"{name!r} contains NaN or infinity ({int((~torch.isfinite(tensor)).sum())} entries)")
+
+
+def _check_outputs(outputs: Any) -> None:
+    for leaf in tree_leaves(outputs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise SpiritLevelError("the network's outputs contain NaN or infinity on finite inputs")
+
+
+def _check_scalar(value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise SpiritLevelError(f"the loss must return a tensor, got {type(value).__name__}")
+    if value.dim() != 0:
+        raise SpiritLevelError(
+            f"loss returned a tensor of shape {tuple(value.shape)}; `measure` needs the mean over the batch: "
+            "return `loss.mean()`"
+        )
+    if not bool(torch.isfinite(value)):
+        raise SpiritLevelError(f"the loss is {float(value)} on the first batch")
+
+
+def _agree(first: Any, second: Any, tolerance: float = 1e-5) -> bool:
+    pairs = zip(tree_leaves(first), tree_leaves(second), strict=False)
+    return all(
+        a.shape == b.shape
+        and torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(a.abs().max() if a.numel() else 0))
+        for a, b in pairs
+        if isinstance(a, Tensor) and a.is_floating_point()
+    )
+
+
+def _first(outputs: Any, count: int, of: int) -> list[Any]:
+    return [
+        leaf[:count] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == of else leaf
+        for leaf in tree_leaves(outputs)
+    ]
