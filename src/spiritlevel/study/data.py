@@ -144,14 +144,20 @@ def import_factory(spec: str, known: Iterable[str] = ()) -> Callable[..., Any]:
                 raise
             raise SpiritLevelError(
                 f"no module named {error.name!r}, needed for {spec!r}; install it, or run from the folder that holds it"
-                f"{_nearest(module_name, known)}"
+                f"{suggest(module_name, known)}"
             ) from None
     factory = getattr(module, name, None)
     if not callable(factory):
         found = "is not callable" if hasattr(module, name) else "does not exist"
-        hint = _nearest(name, [n for n in dir(module) if callable(getattr(module, n))])
+        hint = suggest(name, [n for n in dir(module) if callable(getattr(module, n))])
         raise SpiritLevelError(f"{spec!r} must name a function of {module_name!r}, but {name!r} {found}{hint}")
     return factory  # type: ignore[no-any-return]
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """'; did you mean …?' with the nearest of the `known` names, or nothing where none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 # --- from a spec to raw tensors ---------------------------------------------------------------------------------------
@@ -171,12 +177,7 @@ def _load_raw(spec: str, split: Split) -> _Raw:
         return _load_npz(Path(spec), split)
     if _FACTORY.fullmatch(spec):
         return _load_factory(spec, split)
-    raise SpiritLevelError(f"unknown data set {spec!r}{_nearest(name, SOURCES)}; known: {', '.join(list_data())}")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    raise SpiritLevelError(f"unknown data set {spec!r}{suggest(name, SOURCES)}; known: {', '.join(list_data())}")
 
 
 def _checked_count(samples: int | None, available: int, spec: str) -> int:
@@ -593,7 +594,7 @@ def _load_torchvision(argument: str, split: Split) -> _Raw:
     if name not in known or not folder:
         raise SpiritLevelError(
             f"write 'torchvision:NAME:FOLDER' with NAME one of {', '.join(known)}, got 'torchvision:{argument}'"
-            f"{_nearest(name, known) if name not in known else ''}"
+            f"{suggest(name, known) if name not in known else ''}"
         )
     loaded = getattr(datasets, name)(folder, train=split == "train", download=True)
     x, y = torch.as_tensor(loaded.data), torch.as_tensor(loaded.targets)
