@@ -14,6 +14,7 @@ from spiritlevel.result import Report, Value
 # Two values closer than this, relative to their size, are called the same; the sentence states how close they are.
 _SAME = 1e-3
 _PLAIN_NAMES = {"hessian_spectral_norm": "plain Hessian norm", "hessian_trace": "plain Hessian trace"}
+_SPELLINGS = {"kappa": "κ", "rho": "ρ", "hessian": "Hessian", "riemannian": "Riemannian", "fisher": "Fisher"}
 _LARGER_IS_FLATTER = frozenset({"volume_flatness"})
 
 
@@ -96,8 +97,13 @@ def plain_names(reports: Mapping[str, Report], records: Records) -> list[str]:
 
 
 def spoken(name: str) -> str:
-    """A measure's name in a sentence."""
-    return _PLAIN_NAMES.get(name, plain_text(name).replace("_", " "))
+    """A measure's name in a sentence.
+
+    >>> spoken("kappa_trace_sum"), spoken("hessian_spectral_norm"), spoken("riemannian_sharpness")
+    ('κ trace sum', 'plain Hessian norm', 'Riemannian sharpness')
+    """
+    words = (_SPELLINGS.get(word, word) for word in plain_text(name).split("_"))
+    return _PLAIN_NAMES.get(name, " ".join(words).replace("Fisher rao", "Fisher–Rao"))
 
 
 def _all_values(reports: Mapping[str, Report]) -> dict[str, Value]:
@@ -266,8 +272,7 @@ def _convergence(reports: Mapping[str, Report]) -> list[str]:
     names = dict.fromkeys(name for members in open_ends.values() for name in members)
     total = sum(len(members) for members in open_ends.values())
     of = sum(len(report) for report in reports.values())
-    verb = "value did" if total == 1 else "values did"
-    return [f"{total} of {of} {verb} not reach the tolerance: {_listed([spoken(name) for name in names])}."]
+    return [f"{total} of {of} values did not reach the tolerance: {_listed([spoken(name) for name in names])}."]
 
 
 def _cautions(reports: Mapping[str, Report]) -> list[str]:

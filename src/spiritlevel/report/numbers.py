@@ -167,6 +167,6 @@ def _rounded_up(error: float) -> tuple[float, int]:
 
 
 def _visible(character: str) -> str:
-    if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}:
+    if unicodedata.category(character) in {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}:
         return character.encode("unicode_escape").decode("ascii")
     return character

@@ -1,0 +1,381 @@
+"""The figures of a report: layers along the depth, neurons of a layer, models against each other, convergence.
+
+Each function takes data and gives a `Drawing`: the figure and the table of the numbers in it. Series differ by colour,
+marker and dash, never by colour alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from torch import Tensor
+
+from spiritlevel.report.drawing import DASHES, INK, MARKERS, Drawing, series_colour, style
+from spiritlevel.report.numbers import Cell, Numbers, plain_text, power_of_ten, shortened, significant
+
+# Heading → measure → model → (ratio to the first model, its error).
+Ratios = Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
+
+_WIDTH = 4.7  # inches: legible when a telephone shrinks it, two side by side on a desk
+_DOTS = 80  # a strip's dots: each stands for the same share of a layer's neurons
+
+
+def layer_profile(
+    series: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+    label: str = "value",
+    errors: Mapping[str, Mapping[str, float]] | None = None,
+    axes: Axes | None = None,
+) -> Drawing:
+    """Values of layers along the depth on a logarithmic scale, one line each for `series`: label → layer → value.
+
+    What is zero or negative has no place on that scale and is marked on the line `≤ 0` below it.
+    """
+    layers = list(dict.fromkeys(layer for profile in series.values() for layer in profile))
+    scale = _LogScale.of(value for profile in series.values() for value in profile.values())
+    with style():
+        figure, axes = _figure(axes, height=2.7)
+        for index, (name, profile) in enumerate(series.items()):
+            places = [i for i, layer in enumerate(layers) if not math.isnan(profile.get(layer, math.nan))]
+            values = [profile[layers[i]] for i in places]
+            spread = [abs((errors or {}).get(name, {}).get(layers[i], 0.0)) for i in places]
+            _line(axes, index, name, places, values, spread, scale)
+        scale.apply(axes.yaxis, axes)
+        _layer_ticks(axes, layers)
+        axes.set_ylabel(label)
+        _legend(axes, len(series))
+    rows = tuple((layer, *_row(series, layer)) for layer in layers)
+    table = Numbers(("layer", *map(plain_text, series)), rows)
+    return _finished(figure, table, plain_text(title), _profile_words(series, len(layers)))
+
+
+def neuron_distribution(
+    neurons: Mapping[str, Tensor],
+    *,
+    title: str,
+    label: str = "ρ",
+    limits: tuple[float, float] | None = None,
+    axes: Axes | None = None,
+) -> Drawing:
+    """How a value is spread over the neurons of every layer: dots, quartiles, and dead neurons counted below.
+
+    A layer's dots are evenly spaced ranks of its sorted values, so that each stands for the same share of neurons; the
+    bar is the median, the box holds the middle half. Neurons that are exactly zero are dead. `limits` fixes the scale.
+    """
+    strips = {layer: _Strip.of(values) for layer, values in neurons.items()}
+    scale = _LogScale.of([*(limits or ()), *(v for strip in strips.values() for v in strip.alive)], floor=True)
+    with style():
+        figure, axes = _figure(axes, height=2.7)
+        for place, strip in enumerate(strips.values()):
+            strip.draw(axes, place, scale)
+        scale.apply(axes.yaxis, axes)
+        _layer_ticks(axes, list(neurons))
+        axes.set_ylabel(label)
+    columns = (
+        "layer",
+        "neurons",
+        "dead",
+        "negative",
+        "smallest",
+        "lower quartile",
+        "median",
+        "upper quartile",
+        "largest",
+    )
+    rows = tuple((layer, *strip.numbers()) for layer, strip in strips.items())
+    dead, total = sum(strip.dead for strip in strips.values()), sum(strip.count for strip in strips.values())
+    words = (
+        f"One strip of dots for each of {len(strips)} layers on a logarithmic scale, with median and quartiles. "
+        f"{dead} of {total} neurons are dead: exactly zero, marked by crosses below the scale."
+    )
+    return _finished(figure, Numbers(columns, rows), plain_text(title), words)
+
+
+def ratio_comparison(
+    groups: Ratios,
+    *,
+    title: str,
+    reference: str,
+    axes: Axes | None = None,
+) -> Drawing:
+    """Models relative to a first one, a row a measure, on a logarithmic scale with a line at 1.
+
+    `groups`: heading → measure → model → (ratio, its error), for instance invariant measures above plain ones.
+    """
+    rows = [(heading, measure, models) for heading, group in groups.items() for measure, models in group.items()]
+    names = list(dict.fromkeys(model for _, _, models in rows for model in models if model != reference))
+    ratios = [ratio for _, _, models in rows for ratio, _ in models.values()]
+    scale = _LogScale.of([1.0, *ratios])
+    with style():
+        figure, axes = _figure(axes, height=0.95 + 0.27 * (len(rows) + len(groups)))
+        depth = _ratio_rows(axes, groups, reference, names)
+        scale.apply(axes.xaxis, axes)
+        axes.axvline(1.0, color=INK, linewidth=0.8)
+        axes.set_ylim(depth - 0.4, -0.6)
+        axes.set_xlabel(f"ratio to {shortened(plain_text(reference), 30)}")
+        _legend(axes, len(names), always=True)
+    cells = tuple(
+        (heading, measure, model, ratio, error)
+        for heading, measure, models in rows
+        for model, (ratio, error) in models.items()
+    )
+    table = Numbers(("kind", "measure", "model", f"ratio to {plain_text(reference)}", "± error"), cells)
+    return _finished(figure, table, plain_text(title), _ratio_words(groups, reference))
+
+
+def convergence(
+    histories: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    label: str = "estimate",
+    axes: Axes | None = None,
+) -> Drawing:
+    """The estimates of an iteration, step by step, one line each for `histories`: label → estimates."""
+    values = [value for history in histories.values() for value in history]
+    wide = bool(values) and min(values) > 0 and max(values) > 10 * min(values)
+    with style():
+        figure, axes = _figure(axes, height=2.5)
+        for index, (name, history) in enumerate(histories.items()):
+            steps = range(1, len(history) + 1)
+            every = max(1, len(history) // 12)
+            axes.plot(steps, history, **_look(index), markevery=every, label=shortened(plain_text(name), 28))
+        if wide:
+            _LogScale.of(values).apply(axes.yaxis, axes)
+        axes.set_xlabel("iteration")
+        axes.set_ylabel(label)
+        axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+        _legend(axes, len(histories))
+    length = max(map(len, histories.values()), default=0)
+    rows = tuple((k + 1, *(h[k] if k < len(h) else math.nan for h in histories.values())) for k in range(length))
+    ends = "; ".join(f"{plain_text(n)}: {len(h)} iterations, from {significant(h[0])} to {significant(h[-1])}"
+                     for n, h in histories.items() if h)  # fmt: skip
+    words = f"Estimates against the number of iterations. {ends}."
+    return _finished(figure, Numbers(("iteration", *map(plain_text, histories)), rows), plain_text(title), words)
+
+
+@dataclass(frozen=True)
+class _LogScale:
+    """A logarithmic axis from `low` to `high`, with a line at `floor` for what is not positive, where there is any."""
+
+    low: float
+    high: float
+    floor: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float], floor: bool = False) -> _LogScale:
+        finite = [float(v) for v in values if math.isfinite(v)]
+        positive = [value for value in finite if value > 0] or [1.0]
+        low, high = min(positive), max(positive)
+        # A scale narrower than this would blow rounding up into a landscape.
+        if high / low < 3:
+            middle = math.sqrt(low * high)
+            low, high = middle / 1.9, middle * 1.9
+        below = floor or len(finite) > sum(value > 0 for value in finite)
+        margin, step = max((high / low) ** 0.06, 1.1), max((high / low) ** 0.12, 1.3)
+        return cls(low / margin, high * margin, low / margin / step if below else None)
+
+    def place(self, value: float) -> float:
+        return value if value > 0 else (self.floor or self.low)
+
+    def ticks(self) -> list[float]:
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        if last - first <= 3:
+            fine = [m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5)]
+            inside = [tick for tick in fine if self.low <= tick <= self.high]
+            if len(inside) <= 7:
+                return inside
+        every = max(1, math.ceil((last - first) / 6))
+        return [10.0**e for e in range(first, last + 1) if e % every == 0 and self.low <= 10.0**e <= self.high]
+
+    def apply(self, axis: Axis, axes: Axes) -> None:
+        vertical = axis is axes.yaxis
+        bottom = self.floor / 1.3 if self.floor else self.low
+        (axes.set_yscale if vertical else axes.set_xscale)("log")
+        (axes.set_ylim if vertical else axes.set_xlim)(bottom, self.high)
+        ticks = self.ticks() + ([self.floor] if self.floor else [])
+        axis.set_major_locator(FixedLocator(ticks))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda tick, _: "≤ 0" if tick == self.floor else _tick_text(tick)))
+        axes.grid(axis="y" if vertical else "x", color=INK, alpha=0.15, linewidth=0.6)
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """One layer's neurons: the positive values sorted, how many are exactly zero, how many negative."""
+
+    alive: tuple[float, ...]
+    dead: int
+    negative: int
+    count: int
+
+    @classmethod
+    def of(cls, values: Tensor) -> _Strip:
+        flat = values.detach().to("cpu", torch.float64).flatten()
+        alive = torch.sort(flat[flat > 0]).values.tolist()
+        return cls(tuple(alive), int((flat == 0).sum()), int((flat < 0).sum()), flat.numel())
+
+    def quantile(self, share: float) -> float:
+        """The value at that share of the ranks of the positive ones, between neighbours by interpolation."""
+        if not self.alive:
+            return math.nan
+        rank = share * (len(self.alive) - 1)
+        lower = math.floor(rank)
+        upper = min(lower + 1, len(self.alive) - 1)
+        return self.alive[lower] + (rank - lower) * (self.alive[upper] - self.alive[lower])
+
+    def numbers(self) -> tuple[int | float, ...]:
+        return (self.count, self.dead, self.negative, *(self.quantile(share) for share in (0, 0.25, 0.5, 0.75, 1)))
+
+    def draw(self, axes: Axes, place: int, scale: _LogScale) -> None:
+        if self.alive:
+            count = min(len(self.alive), _DOTS)
+            ranks = [round(i * (len(self.alive) - 1) / max(count - 1, 1)) for i in range(count)]
+            # The golden ratio spreads neighbours in rank far apart without chance.
+            across = [place + 0.5 * ((i * 0.6180339887) % 1 - 0.5) for i in range(count)]
+            heights = [self.alive[rank] for rank in ranks]
+            axes.plot(across, heights, ".", color=series_colour(1), markersize=3.5, alpha=0.75)
+            low, middle, high = self.quantile(0.25), self.quantile(0.5), self.quantile(0.75)
+            axes.bar(place, high - low, 0.62, low, fill=False, edgecolor=INK, linewidth=0.8)
+            axes.plot([place - 0.31, place + 0.31], [middle, middle], color=INK, linewidth=1.8)
+        if self.dead + self.negative:
+            at = (place, scale.place(0.0))
+            axes.plot(*at, "x", color=series_colour(0), markersize=6, markeredgewidth=1.6)
+            words = [f"{self.dead} dead"] * (self.dead > 0) + [f"{self.negative} below 0"] * (self.negative > 0)
+            axes.annotate(", ".join(words), at, (6, -3), textcoords="offset points", fontsize=8)
+
+
+def _figure(axes: Axes | None, height: float) -> tuple[Figure, Axes]:
+    if axes is None:
+        new = Figure(figsize=(_WIDTH, height), layout="constrained")
+        return new, new.add_subplot()
+    figure = axes.get_figure(root=True)
+    if figure is None:
+        raise ValueError("the axes belong to no figure; pass axes of a figure")
+    return figure, axes
+
+
+def _finished(figure: Figure, table: Numbers, title: str, description: str) -> Drawing:
+    """The drawing, its layout settled once, so that drawing it again gives the same bytes."""
+    if figure.get_layout_engine() is not None:
+        with style():
+            figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+    return Drawing(figure, table, title, description)
+
+
+def _look(index: int) -> dict[str, Any]:
+    """Colour, marker and dash of a series; later ones are finer, so that lines that coincide all stay visible."""
+    look = index % len(MARKERS)
+    fine = 0.72 ** min(index, 4)
+    size = {"linewidth": 0.9 + 1.1 * fine, "markersize": 3.5 + 3.5 * fine}
+    return {"color": series_colour(index), "marker": MARKERS[look], "linestyle": DASHES[look], **size}
+
+
+def _line(
+    axes: Axes, index: int, name: str, places: list[int], values: list[float], spread: list[float], scale: _LogScale
+) -> None:
+    heights = [scale.place(value) for value in values]
+    axes.plot(places, heights, **_look(index), label=shortened(plain_text(name), 28))
+    barred = [k for k, error in enumerate(spread) if error > 0 and values[k] > 0 and math.isfinite(error)]
+    if barred:
+        below = [min(spread[k], values[k] * 0.9) for k in barred]
+        above = [spread[k] for k in barred]
+        at, middle = [places[k] for k in barred], [values[k] for k in barred]
+        axes.errorbar(at, middle, [below, above], fmt="none", ecolor=series_colour(index), capsize=3, linewidth=1)
+    crossed = [k for k, value in enumerate(values) if value <= 0]
+    axes.plot([places[k] for k in crossed], [heights[k] for k in crossed], "x", color=INK, markersize=11, zorder=5)
+
+
+def _layer_ticks(axes: Axes, layers: Sequence[str]) -> None:
+    """Names where they fit, else the number of the layer; the table has the names."""
+    names = [shortened(plain_text(layer).removesuffix(".weight"), 14) for layer in layers]
+    axes.set_xlim(-0.5, max(len(layers) - 0.5, 0.5))
+    if len(layers) <= 10:
+        crowded = sum(map(len, names)) > 44
+        axes.set_xticks(range(len(layers)), names, rotation=35 if crowded else 0, ha="right" if crowded else "center")
+        axes.set_xlabel("layer")
+    else:
+        every = math.ceil(len(layers) / 12)
+        axes.set_xticks(range(0, len(layers), every), [str(i + 1) for i in range(0, len(layers), every)])
+        axes.set_xlabel("layer (its number along the depth; names in the table)")
+
+
+def _legend(axes: Axes, count: int, always: bool = False) -> None:
+    if count > 1 or always:
+        handles, labels = axes.get_legend_handles_labels()
+        columns = 3 if sum(map(len, labels)) < 40 or count > 4 else 2
+        axes.figure.legend(handles, labels, loc="outside lower center", ncols=min(count, columns), handlelength=3.2)
+
+
+def _ratio_rows(axes: Axes, groups: Ratios, reference: str, names: Sequence[str]) -> int:
+    """Draw every group's heading and its rows from the top; the number of lines used."""
+    ticks: list[str] = []
+    labelled: set[str] = set()
+    for heading, group in groups.items():
+        ticks.append(plain_text(heading))
+        for measure, models in group.items():
+            axes.axhline(len(ticks), color=INK, alpha=0.1, linewidth=0.6)
+            for model, (ratio, error) in models.items():
+                if model != reference and ratio > 0 and math.isfinite(ratio):
+                    label = None if model in labelled else shortened(plain_text(model), 24)
+                    labelled.add(model)
+                    _dot(axes, names.index(model), label, len(ticks), ratio, error)
+            ticks.append(shortened(plain_text(measure), 33))
+    axes.set_yticks(range(len(ticks)), ticks)
+    headings = {plain_text(heading) for heading in groups}
+    for text in axes.get_yticklabels():
+        text.set_fontweight("bold" if text.get_text() in headings else "normal")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    return len(ticks)
+
+
+def _dot(axes: Axes, index: int, label: str | None, depth: int, ratio: float, error: float) -> None:
+    look = {**_look(index + 1), "linestyle": "none", "linewidth": 1.0, "label": label}
+    spread = error if math.isfinite(error) else 0.0
+    axes.errorbar([ratio], [depth], xerr=[[min(spread, 0.9 * ratio)], [spread]], capsize=2, **look)
+
+
+def _tick_text(value: float) -> str:
+    exponent = math.log10(value)
+    if abs(exponent) >= 3 and abs(exponent - round(exponent)) < 1e-9:
+        return power_of_ten(round(exponent))
+    return f"{value:g}" if 1e-3 <= value < 1e4 else significant(value, 1)
+
+
+def _row(series: Mapping[str, Mapping[str, float]], layer: str) -> tuple[Cell, ...]:
+    return tuple(profile.get(layer, math.nan) for profile in series.values())
+
+
+def _profile_words(series: Mapping[str, Mapping[str, float]], depth: int) -> str:
+    parts = [f"Values of {depth} layers in the order of the network, on a logarithmic scale."]
+    for name, profile in series.items():
+        if profile:
+            low, high = min(profile.values()), max(profile, key=lambda layer: profile[layer])
+            parts.append(
+                f"{plain_text(name)}: from {significant(low, 3)} to {significant(profile[high], 3)}, "
+                f"largest at {plain_text(high)}."
+            )
+    return " ".join(parts)
+
+
+def _ratio_words(groups: Ratios, reference: str) -> str:
+    parts = [f"Every measure of every model divided by that of {plain_text(reference)}, on a logarithmic scale."]
+    for heading, group in groups.items():
+        by_model: dict[str, list[float]] = {}
+        for models in group.values():
+            for model, (ratio, _) in models.items():
+                by_model.setdefault(model, []).append(ratio)
+        for model, ratios in by_model.items():
+            span = f"{significant(min(ratios), 3)} to {significant(max(ratios), 3)}"
+            parts.append(f"{plain_text(heading)}, {plain_text(model)}: {span}.")
+    return " ".join(parts)
