@@ -1,0 +1,91 @@
+"""Finding the rescaling symmetries of a network."""
+
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.errors import TracingError
+from spiritlevel.symmetry import rules_elementwise, rules_linear
+from spiritlevel.symmetry.quiet import as_call, undisturbed
+from spiritlevel.symmetry.scales import Leaf
+from spiritlevel.symmetry.symmetries import Symmetries, TensorScale
+from spiritlevel.symmetry.trace import Recorder, record
+from spiritlevel.symmetry.variables import Solution, squeezed
+
+RULES_OF = (rules_elementwise, rules_linear)
+"""The modules that register a rule per operation when they are imported."""
+
+
+def find_symmetries(model: nn.Module, example_input: Any) -> Symmetries:
+    """All positive rescalings of the parameters of `model` that leave its function in eval mode alone.
+
+    model: comes back bit for bit as it was. example_input: a tensor, a tuple of arguments or a dict of keywords.
+
+    One forward pass on the example is recorded operation by operation and a scale variable per channel is followed
+    through it: linear maps start and absorb scales, positively homogeneous operations pass them on, additions tie
+    them, inputs, outputs and every operation without a rule fix them. What is left free is the result. A rescaling
+    found is exact for every input; one that no rule can see may be missed. Costs one forward pass in eval mode.
+
+    >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> find_symmetries(mlp, torch.ones(1, 4)).dimension
+    3
+    """
+    args, kwargs = as_call(example_input)
+    _refuse_shared_memory(model)
+    with undisturbed(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        recorder = record(model, args, kwargs)
+    solution = recorder.variables.solve()
+    tensors = _tensor_scales(recorder, solution)
+    labels = [_label(recorder, solution, tensors, k) for k in range(solution.dimension)]
+    maps = [leaf.name for leaf in recorder.leaves.values() if leaf.role == "map"]
+    return Symmetries(tensors, solution.basis, labels, _aliases(model), (args, kwargs), recorder.barriers, maps)
+
+
+def _tensor_scales(recorder: Recorder, solution: Solution) -> dict[str, TensorScale]:
+    """The scale of every parameter and buffer that some factor moves."""
+    moving = torch.from_numpy(solution.basis.getnnz(axis=1) > 0)
+    found = {}
+    for leaf in (*recorder.leaves.values(), *recorder.statistics.values()):
+        terms = _moving_terms(leaf, solution.classes, moving)
+        if terms:
+            role = leaf.role if id(leaf.value) in recorder.leaves else "statistic"
+            found[leaf.name] = TensorScale(leaf.name, role, leaf.value.shape, terms)
+    return found
+
+
+def _moving_terms(leaf: Leaf, classes: Tensor, moving: Tensor) -> tuple[tuple[float, Tensor], ...]:
+    terms = [(float(c), classes[squeezed(ids)]) for c, ids in leaf.terms or ()]
+    return tuple((c, rows) for c, rows in terms if bool(moving[rows].any()))
+
+
+def _label(recorder: Recorder, solution: Solution, tensors: dict[str, TensorScale], factor: int) -> str:
+    """The name of a factor's group: the parameter whose output channels it scales first."""
+    name, _ = recorder.variables.label(solution.leaders[factor])
+    return name or next((tensor.name for tensor in tensors.values() if _moves(solution, tensor, factor)), "")
+
+
+def _moves(solution: Solution, tensor: TensorScale, factor: int) -> bool:
+    column = solution.basis[:, [factor]].nonzero()[0]
+    return any(bool(torch.isin(rows, torch.from_numpy(column).long()).any()) for _, rows in tensor.terms)
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """For every name of a parameter or buffer the name it is known by here."""
+    first: dict[int, str] = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
+def _refuse_shared_memory(model: nn.Module) -> None:
+    """Different parameters in the same memory cannot be rescaled one by one."""
+    spans = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in model.named_parameters() if p.numel())
+    for (_, end, name), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise TracingError(
+                f"parameters {name} and {other} are different objects in the same memory; tie them by assigning one "
+                "nn.Parameter to both modules"
+            )

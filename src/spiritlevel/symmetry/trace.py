@@ -1,0 +1,322 @@
+"""Record one forward pass operation by operation and follow the scales through it.
+
+The pass runs on the example in eval mode under a dispatch mode, so that modules, functional code, methods, weights used
+twice and reshaping all arrive as the same few tensor operations with real shapes. What a recording cannot see is
+Python code that branches on numbers; reading a number out of an activation is therefore refused.
+"""
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spiritlevel.errors import TracingError
+from spiritlevel.symmetry import scales as sc
+from spiritlevel.symmetry.scales import Leaf, Scale
+from spiritlevel.symmetry.variables import Variables
+
+
+class FixAll(Enum):
+    """A rule's answer that fixes every scale the operation touches."""
+
+    token = 0
+
+
+FIX_ALL = FixAll.token
+Result = Scale | None | tuple[Scale | None, ...] | FixAll
+Rule = Callable[["Recorder", "Call"], Result]
+RULES: dict[str, Rule] = {}
+"""The rule of each operation, by its name without the trailing underscore of in-place forms."""
+
+READS_A_NUMBER = {"_local_scalar_dense", "equal", "is_nonzero"}
+LEAVES_TORCH = ("tolist", "numpy", "__array__")
+_REMEDY = "the symmetries of a network that branches on its data differ from input to input: remove the branch"
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of the named operations."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One recorded operation: its name, its arguments by name and what it returned."""
+
+    name: str
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+    def __getitem__(self, argument: str) -> Any:
+        for position, spec in enumerate(self.func._schema.arguments):
+            if spec.name == argument:
+                given = self.kwargs.get(argument, spec.default_value)
+                return self.args[position] if position < len(self.args) else given
+        raise KeyError(argument)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs operations and keeps the scale of every tensor that depends on the input or on a parameter."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.variables = Variables()
+        self.barriers: Counter[str] = Counter()
+        self.leaves: dict[int, Leaf] = {id(p): Leaf(name, p) for name, p in model.named_parameters()}
+        self.statistics: dict[int, Leaf] = {id(b): Leaf(name, b) for name, b in model.named_buffers()}
+        self._constants: set[int] = set()
+        self._scales: dict[int, Scale] = {}
+        self._alive: dict[int, list[Tensor]] = {}
+
+    def scale_of(self, tensor: Tensor) -> Scale:
+        """The scale of a tensor; a parameter met for the first time gets one variable per element."""
+        if id(tensor) in self._scales:
+            return self._scales[id(tensor)]
+        leaf = self.leaves.get(id(tensor))
+        if leaf is not None:
+            return self.elementwise(leaf)
+        self._constants.add(id(tensor))
+        return sc.fixed(tensor.shape, False) if tensor.requires_grad else sc.of_constant(tensor)
+
+    def elementwise(self, leaf: Leaf) -> Scale:
+        """The scale of a parameter; if it has none yet, one variable per element."""
+        if leaf.terms is None:
+            number = leaf.value.numel()
+            if number > sc.MOST_ELEMENTS:
+                leaf.terms = sc.fixed(leaf.value.shape).terms
+            else:
+                leaf.terms = ((sc.ONE, self.variables.fresh(number, leaf.name).view(leaf.value.shape)),)
+        return Scale(leaf.terms, False, leaf)
+
+    def matrix(self, tensor: Tensor, out_dim: int, in_dim: int, groups: int = 1) -> Scale:
+        """The scale of a tensor used as a linear map; a parameter met for the first time gets v_out[o] − v_in[i].
+
+        With groups, rows of different groups read different inputs, so the variables of the dimension that holds one
+        group's channels are separate for each group: dimension 0 of the tensor always holds all groups.
+        """
+        leaf = self.leaves.get(id(tensor))
+        if leaf is None or leaf.terms is not None or id(tensor) in self._scales:
+            return self.scale_of(tensor)
+        ids = {}
+        for dim in (out_dim, in_dim):
+            shape = [n if d == dim else 1 for d, n in enumerate(tensor.shape)]
+            copies = groups if dim == 1 else 1
+            label = leaf.name if dim == out_dim else ""
+            made = self.variables.fresh(copies * tensor.shape[dim], label).view([copies, *shape[1:]] if dim else shape)
+            ids[dim] = (made.repeat_interleave(tensor.shape[0] // copies, 0) if copies > 1 else made).expand(
+                tensor.shape
+            )
+        leaf.terms, leaf.gauge_open = ((sc.ONE, ids[out_dim]), (Fraction(-1), ids[in_dim])), True
+        return Scale(leaf.terms, False, leaf)
+
+    def statistic(self, tensor: Tensor) -> Scale | None:
+        """The scale of a buffer that may be rescaled with the parameters, as running means are."""
+        leaf = self.statistics.get(id(tensor))
+        return None if leaf is None else self.elementwise(leaf)
+
+    def is_followed(self, tensor: Tensor) -> bool:
+        """Whether the tensor depends on the input or on a parameter."""
+        return id(tensor) in self._scales or id(tensor) in self.leaves
+
+    def depends_on_input(self, tensor: Tensor) -> bool:
+        """Whether the tensor depends on the input."""
+        return id(tensor) in self._scales and self._scales[id(tensor)].from_input
+
+    def set(self, tensor: Tensor, scale: Scale) -> None:
+        """Give a tensor its scale."""
+        assert scale.shape == tensor.shape, f"scale of shape {scale.shape} for a tensor of shape {tensor.shape}"
+        self._scales[id(tensor)] = scale
+        self._keep(tensor)
+
+    def fix(self, tensor: Tensor) -> None:
+        """Fix every variable in the scale of a tensor."""
+        if self.is_followed(tensor):
+            for _, ids in self.scale_of(tensor).terms:
+                self.variables.fix(ids)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.split("::")[1]
+        inputs = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        self._refuse_numbers(name, func, inputs)
+        written = [t for t in _written(func, args, kwargs) if id(t) not in self._scales]
+        for tensor in written:
+            self._refuse_parameter_writes(tensor, name)
+            self.set(tensor, self.scale_of(tensor))
+        out = func(*args, **kwargs)
+        followed = any(self.is_followed(t) for t in inputs)
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if followed or random or func._schema.is_mutable:
+            self._follow(Call(name, func, args, kwargs, out), inputs)
+        for tensor in tensors_in(out):
+            self._keep(tensor)
+        return out
+
+    def _follow(self, call: Call, inputs: list[Tensor]) -> None:
+        """Set the scales of an operation's results by its rule, or fix all it touches."""
+        mutable = call.func._schema.is_mutable
+        chosen = RULES.get(call.name) or (RULES.get(call.name.removesuffix("_")) if mutable else None)
+        result = chosen(self, call) if chosen is not None else FIX_ALL
+        if isinstance(result, FixAll):
+            self._fix_all(call, inputs)
+            return
+        outputs = list(tensors_in(call.out))
+        results = result if isinstance(result, tuple) else (result,)
+        for tensor, scale in zip(outputs, results, strict=False):
+            if scale is not None and mutable:
+                self._write(tensor, scale)
+            elif scale is not None:
+                self.set(tensor, scale)
+
+    def _fix_all(self, call: Call, inputs: list[Tensor]) -> None:
+        followed = [t for t in inputs if self.is_followed(t)]
+        from_input = any(self.depends_on_input(t) for t in followed)
+        if followed:
+            self.barriers[call.name] += 1
+        for tensor in followed:
+            self.fix(tensor)
+        for tensor in tensors_in(call.out):
+            self.set(tensor, sc.fixed(tensor.shape, from_input))
+        for tensor in _written(call.func, call.args, call.kwargs):
+            self._write(tensor, sc.fixed(tensor.shape, from_input))
+
+    def _write(self, tensor: Tensor, scale: Scale) -> None:
+        """Store the scale of a tensor changed in place, also for every view of the same memory."""
+        aliases = [t for t in self._alive.get(_memory(tensor), []) if t is not tensor]
+        if aliases:
+            flat = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), 0)
+            for alias in aliases:
+                _window(flat, alias).copy_(sc.merged(self.variables, self.scale_of(alias)))
+            _window(flat, tensor).copy_(sc.merged(self.variables, scale))
+            for alias in aliases:
+                from_input = scale.from_input or self.depends_on_input(alias)
+                self.set(alias, sc.of(_window(flat, alias).clone(), from_input))
+        self.set(tensor, scale)
+
+    def _keep(self, tensor: Tensor) -> None:
+        """Hold on to a tensor, so that its identity and its memory stay its own until the end of the pass."""
+        family = self._alive.setdefault(_memory(tensor), [])
+        if not any(t is tensor for t in family):
+            family.append(tensor)
+
+    def _refuse_numbers(self, name: str, func: Any, inputs: list[Tensor]) -> None:
+        shapes = torch.Tag.dynamic_output_shape in func.tags and not _indexes_by_position(name, inputs)
+        if name not in READS_A_NUMBER and not shapes:
+            return
+        if any(self.depends_on_input(t) for t in inputs):
+            what = "a result whose shape depends on the data" if shapes else "a number read out of an activation"
+            raise TracingError(f"{what} ({name}) was met{_place()}; {_REMEDY}")
+        for tensor in inputs:
+            self.fix(tensor)
+
+    def _refuse_parameter_writes(self, tensor: Tensor, name: str) -> None:
+        owners = [leaf.name for leaf in self.leaves.values() if _memory(leaf.value) == _memory(tensor)]
+        if owners:
+            raise TracingError(
+                f"the model changes its parameter {owners[0]} in place ({name}){_place()}; "
+                "its function must not change its parameters: compute a new tensor instead"
+            )
+
+    def finish(self) -> None:
+        """Fix what the pass left open: free gauges, and buffers that served as running means and as constants."""
+        for leaf in self.leaves.values():
+            if leaf.gauge_open and leaf.terms is not None:
+                self.variables.fix(leaf.terms[1][1].flatten()[:1])
+        for key, leaf in self.statistics.items():
+            if leaf.terms is not None and key in self._constants:
+                for _, ids in leaf.terms:
+                    self.variables.fix(ids)
+
+
+class NumberGuard(TorchFunctionMode):
+    """Refuses the ways out of torch that no dispatch mode sees: `tolist`, `numpy` and numpy's own conversion."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in LEAVES_TORCH and args and isinstance(args[0], Tensor) and self.recorder.is_followed(args[0]):
+            raise TracingError(f"a number read out of an activation (Tensor.{name}) was met{_place()}; {_REMEDY}")
+        return func(*args, **(kwargs or {}))
+
+
+def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
+    """Run the model once on its arguments and return the recording; inputs and outputs are fixed."""
+    recorder = Recorder(model)
+    for tensor in tensors_in((args, kwargs)):
+        recorder.set(tensor, sc.fixed(tensor.shape))
+    with NumberGuard(recorder), recorder:
+        out = model(*args, **kwargs)
+    outputs = list(tensors_in(out))
+    if not outputs:
+        raise TracingError(
+            f"the model returned {type(out).__name__}, which holds no tensor; return a tensor, or a tuple, dict or "
+            "dataclass of tensors"
+        )
+    for tensor in outputs:
+        recorder.fix(tensor)
+    recorder.finish()
+    return recorder
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists, mappings and dataclasses."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors_in(value)
+    elif isinstance(tree, list | tuple | set):
+        for value in tree:
+            yield from tensors_in(value)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for entry in fields(tree):
+            yield from tensors_in(getattr(tree, entry.name))
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The arguments an operation changes in place."""
+    if func._schema.is_mutable:
+        for position, spec in enumerate(func._schema.arguments):
+            if spec.alias_info is not None and spec.alias_info.is_write:
+                yield from tensors_in(args[position] if position < len(args) else kwargs.get(spec.name))
+
+
+def _indexes_by_position(name: str, inputs: list[Tensor]) -> bool:
+    return name in ("index", "index_put", "index_put_") and all(t.dtype != torch.bool for t in inputs[1:])
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _window(flat: Tensor, tensor: Tensor) -> Tensor:
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _place() -> str:
+    """Where in the user's code the pass is now."""
+    ours, theirs = Path(__file__).parent, Path(torch.__file__).parent
+    for frame in reversed(traceback.extract_stack()):
+        path = Path(frame.filename)
+        if ours not in path.parents and theirs not in path.parents and frame.line:
+            return f' at "{frame.line.strip()}" ({path.name}, line {frame.lineno})'
+    return ""
