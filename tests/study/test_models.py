@@ -115,6 +115,45 @@ def test_fully_connected_network_is_the_formula():
     torch.testing.assert_close(model(x), h @ model.fc3.weight.T + model.fc3.bias)
 
 
+def chain(model, names):
+    """The modules of `model` and pooling layers one after the other."""
+    layers = {"relu": nn.ReLU(), "pool2": nn.MaxPool2d(2), "pool3": nn.MaxPool2d(3, 2, 1), "flatten": nn.Flatten()}
+    return nn.Sequential(*(layers[n] if n in layers else getattr(model, n) for n in names.split()))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("lenet", "conv1 relu pool2 conv2 relu pool2 flatten fc1 relu fc2 relu fc3"),
+        ("rangamani-conv", "conv1 relu pool2 conv2 relu pool2 flatten fc1 relu fc2 relu fc3"),
+        ("convnet", "conv1 relu pool2 conv2 relu pool2 flatten fc1 relu fc2"),
+        ("alexnet", "conv1 relu pool3 conv2 relu pool3 flatten fc1 relu fc2 relu fc3"),
+    ],
+)
+def test_convolutional_networks_are_chains_of_their_layers(name, layers):
+    model = build(name, width=0.5)
+    x = torch.randn(3, *MNIST)
+    torch.testing.assert_close(model(x), chain(model, layers)(x))
+
+
+def test_vgg16_pools_after_each_stage_until_one_pixel_is_left():
+    def stages(shape):
+        children = dict(build("vgg16", shape, width=0.1).named_children())
+        pools = [name for name, child in children.items() if isinstance(child, nn.MaxPool2d) and child.stride == 2]
+        return pools, sum(name.startswith("relu5") for name in children)
+
+    assert stages(CIFAR) == ([f"pool{i}" for i in range(1, 6)], 3)
+    assert stages(DIGITS) == ([f"pool{i}" for i in range(1, 4)], 3)
+
+
+def test_resnet_block_ends_in_relu_of_the_sum():
+    block = build("resnet8", CIFAR).layer1[0].eval()
+    x = torch.randn(2, 16, 4, 4)
+    h = F.conv2d(x, block.conv1.weight, padding=1) / math.sqrt(1 + block.bn1.eps)
+    h = F.conv2d(h.clamp(min=0), block.conv2.weight, padding=1) / math.sqrt(1 + block.bn2.eps)
+    torch.testing.assert_close(block(x), (x + h).clamp(min=0))
+
+
 def test_resnet_shortcut_subsamples_and_pads_zero_channels_on_both_sides():
     block = build("resnet20", CIFAR).layer2[0].eval()
     nn.init.zeros_(block.bn2.weight)
