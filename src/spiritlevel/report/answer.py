@@ -121,15 +121,18 @@ def _single(name: str, report: Report, records: Records) -> list[str]:
     samples = report.problem.get("samples")
     over = f" over {samples:,} samples" if isinstance(samples, int) else ""
     loss = f"at a loss of {significant(report.loss, 4)}{over}"
-    sentences = [f"{who} was measured by {_count(len(report), 'measure')} {loss}."]
     chosen = [name for name in invariant_names({name: report}, records) if math.isfinite(report[name].value)]
     chosen.sort(key=lambda name: -_strength(report[name], records))
-    if chosen:
-        shown = _listed(
-            [f"{spoken(name)} is {with_error(report[name].value, report[name].error)}" for name in chosen[:3]]
-        )
-        sentences.append(f"Whatever the scale of its weights, its {shown}.")
-    return sentences
+    if not chosen:
+        counted = _count(len(report), "measure")
+        return [f"{who} was measured by {counted} {loss}, none of which survives a rescaling of its weights."]
+    shown = chosen[:2]
+    values = _listed([f"a {spoken(name)} of {with_error(report[name].value, report[name].error)}" for name in shown])
+    scales = "layers and neurons" if all(_strength(report[name], records) > 1 for name in shown) else "layers"
+    return [
+        f"{who} has {values}, whatever the scale of its {scales}.",
+        f"Measured by {_count(len(report), 'measure')} {loss}.",
+    ]
 
 
 def _strength(value: Value, records: Records) -> int:
@@ -255,7 +258,7 @@ def _flattest(reports: Mapping[str, Report], shared: Sequence[str]) -> str:
         if all(outcome == "first" for outcome in rivals):
             winners[best] = winners.get(best, 0) + 1
     if len(winners) == 1 and sum(winners.values()) == len(shared):
-        return f"By {_every(len(shared))} {_quoted(next(iter(winners)))} is the flattest; on the rest they disagree."
+        return f"By {_every(len(shared))} {_quoted(next(iter(winners)))} is the flattest; they do not settle the order of the others."
     if not winners:
         return "No invariant measure tells one model from all others beyond its error."
     said = _listed([f"{_quoted(model)} by {count} of {len(shared)}" for model, count in winners.items()])

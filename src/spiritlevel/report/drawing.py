@@ -105,8 +105,9 @@ def _inlined(source: str, title: str, description: str) -> str:
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         element.attrib = {key.rpartition("}")[2]: _recoloured(text) for key, text in element.attrib.items()}
-    for metadata in root.findall("metadata"):
-        root.remove(metadata)
+    for parent in [root, *root.iter("defs")]:
+        for child in [child for child in parent if child.tag in {"metadata", "style"}]:
+            parent.remove(child)
     # Two pictures on one page must not share names; the same picture must keep its own.
     prefix = "d" + sha256(f"{title}{description}{source}".encode()).hexdigest()[:10]
     _rename(root, prefix)
@@ -146,6 +147,8 @@ def _describe(root: ElementTree.Element, prefix: str, title: str, description: s
     root.attrib = {
         "viewBox": box,
         "class": "sl-drawing",
+        # What matplotlib puts into a style sheet of the file, which here would reach the whole page.
+        "style": "stroke-linejoin: round; stroke-linecap: butt",
         "role": "img",
         "aria-labelledby": f"{prefix}-title",
         "aria-describedby": f"{prefix}-desc",

@@ -51,7 +51,7 @@ def layer_profile(
             _line(axes, index, name, places, values, spread, scale)
         scale.apply(axes.yaxis, axes)
         _layer_ticks(axes, layers)
-        axes.set_ylabel(label)
+        axes.set_ylabel(shortened(plain_text(label), 34))
         _legend(axes, len(series))
     rows = tuple((layer, *_row(series, layer)) for layer in layers)
     table = Numbers(("layer", *map(plain_text, series)), rows)
@@ -79,7 +79,7 @@ def neuron_distribution(
             strip.draw(axes, place, scale)
         scale.apply(axes.yaxis, axes)
         _layer_ticks(axes, list(neurons))
-        axes.set_ylabel(label)
+        axes.set_ylabel(shortened(plain_text(label), 34))
     columns = (
         "layer",
         "neurons",
@@ -151,7 +151,7 @@ def convergence(
         if wide:
             _LogScale.of(values).apply(axes.yaxis, axes)
         axes.set_xlabel("iteration")
-        axes.set_ylabel(label)
+        axes.set_ylabel(shortened(plain_text(label), 34))
         axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
         _legend(axes, len(histories))
     length = max(map(len, histories.values()), default=0)
@@ -290,7 +290,7 @@ def _line(
         below = [min(spread[k], values[k] * 0.9) for k in barred]
         above = [spread[k] for k in barred]
         at, middle = [places[k] for k in barred], [values[k] for k in barred]
-        axes.errorbar(at, middle, [below, above], fmt="none", ecolor=series_colour(index), capsize=3, linewidth=1)
+        axes.errorbar(at, middle, [below, above], fmt="none", color=series_colour(index), capsize=3, linewidth=1)
     crossed = [k for k, value in enumerate(values) if value <= 0]
     axes.plot([places[k] for k in crossed], [heights[k] for k in crossed], "x", color=INK, markersize=11, zorder=5)
 
@@ -340,14 +340,16 @@ def _ratio_rows(axes: Axes, groups: Ratios, reference: str, names: Sequence[str]
 
 
 def _dot(axes: Axes, index: int, label: str | None, depth: int, ratio: float, error: float) -> None:
-    look = {**_look(index + 1), "linestyle": "none", "linewidth": 1.0, "label": label}
+    look = _look(index + 1)
     spread = error if math.isfinite(error) else 0.0
-    axes.errorbar([ratio], [depth], xerr=[[min(spread, 0.9 * ratio)], [spread]], capsize=2, **look)
+    bars = [[min(spread, 0.9 * ratio)], [spread]]
+    axes.errorbar([ratio], [depth], xerr=bars, fmt="none", color=look["color"], capsize=3, linewidth=1)
+    axes.plot([ratio], [depth], **{**look, "linestyle": "none", "label": label})
 
 
 def _tick_text(value: float) -> str:
     exponent = math.log10(value)
-    if abs(exponent) >= 3 and abs(exponent - round(exponent)) < 1e-9:
+    if abs(exponent) >= 4 and abs(exponent - round(exponent)) < 1e-9:
         return power_of_ten(round(exponent))
     return f"{value:g}" if 1e-3 <= value < 1e4 else significant(value, 1)
 

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from spiritlevel._version import __version__
 from spiritlevel.report.answer import answer
@@ -217,7 +217,11 @@ def _picture(drawing: Drawing) -> dict[str, Any]:
 
 def _table(table: Numbers) -> dict[str, Any]:
     cells = [[{"text": cell_text(cell), "sort": _sort(cell)} for cell in row] for row in table.rows]
-    return {"columns": [plain_text(column) for column in table.columns], "cells": cells}
+    columns = [
+        {"name": plain_text(name), "textual": any(isinstance(row[i], str) for row in table.rows)}
+        for i, name in enumerate(table.columns)
+    ]
+    return {"columns": columns, "cells": cells}
 
 
 def _sort(cell: Cell) -> Markup:
@@ -234,6 +238,7 @@ def _template() -> Any:
     script = _compact(_asset("page.js"))
     digest = base64.b64encode(sha256(script.encode()).digest()).decode()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["breakable"] = lambda text: escape(text).replace("_", Markup("_<wbr>"))
     environment.globals.update(
         explained=INVARIANCES,
         script=Markup(script),

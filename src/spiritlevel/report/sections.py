@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spiritlevel.report.drawing import Drawing
 from spiritlevel.report.figures import convergence, layer_profile, neuron_distribution, ratio_comparison
-from spiritlevel.report.numbers import Cell, Numbers, bytes_text, plain_text, seconds_text
+from spiritlevel.report.numbers import Cell, Numbers, bytes_text, cell_text, plain_text, seconds_text
 from spiritlevel.report.records import Records
 from spiritlevel.report.tables import grouped
 from spiritlevel.result import Report
@@ -197,7 +197,9 @@ def _by_model(reports: Mapping[str, Report], entries: Mapping[str, list[Cell]]) 
     """One column where all models agree, else one a model."""
     alike = all(len(set(map(str, cells))) == 1 for cells in entries.values())
     columns = ("value",) if alike else tuple(plain_text(model) or "value" for model in reports)
-    return Numbers(("", *columns), tuple((key, *(cells[:1] if alike else cells)) for key, cells in entries.items()))
+    return Numbers(
+        ("entry", *columns), tuple((key, *(cells[:1] if alike else cells)) for key, cells in entries.items())
+    )
 
 
 def _entries(mappings: list[Mapping[str, object]] | list[Mapping[str, str]]) -> dict[str, list[Cell]]:
@@ -205,8 +207,8 @@ def _entries(mappings: list[Mapping[str, object]] | list[Mapping[str, str]]) -> 
     return {plain_text(key): [_entry(mapping.get(key, "")) for mapping in mappings] for key in keys}
 
 
-def _entry(entry: object) -> Cell:
-    if isinstance(entry, bool) or not isinstance(entry, int | float):
-        words = ", ".join(map(str, entry)) if isinstance(entry, list | tuple) else str(entry)
-        return words if len(words) <= 200 else f"{words[:200]}…"
-    return entry
+def _entry(entry: object) -> str:
+    if isinstance(entry, int | float) and not isinstance(entry, bool):
+        return cell_text(entry)
+    words = ", ".join(map(str, entry)) if isinstance(entry, list | tuple) else str(entry)
+    return words if len(words) <= 200 else f"{words[:200]}…"
