@@ -157,6 +157,23 @@ class Problem:
         """The first batch of the data, on the model's device."""
         return self._placed(self.data.first)
 
+    def few_samples(self, count: int) -> Batch:
+        """A batch of exactly `count` samples, repeated where there are fewer; the first batch as it is if whole."""
+        first = self.first_chunk()
+        if self._whole is not None:
+            return first
+        return first[torch.arange(count, device=self.device) % min(len(first), count)]
+
+    @contextlib.contextmanager
+    def in_double_precision(self) -> Iterator[Callable[[Batch], Batch]]:
+        """Frozen tensors and buffers in float64 inside; yields the function that makes a batch fit."""
+        fixed = self._fixed
+        self._fixed = {name: _as_precision(tensor, torch.float64) for name, tensor in fixed.items()}
+        try:
+            yield lambda batch: batch.map(lambda leaf: _as_precision(leaf, torch.float64))
+        finally:
+            self._fixed = fixed
+
     def leaves(self, parameters: Mapping[str, Tensor] | None = None) -> Parameters:
         """Handles on the parameters that record gradients; the data behind them is shared, `.grad` is not."""
         return {name: tensor.detach().requires_grad_() for name, tensor in (parameters or self.parameters).items()}
@@ -329,13 +346,13 @@ class Problem:
         if self._whole is not None:
             return self.data.samples
         batch = self.first_chunk()[:4]
-        with torch.enable_grad(), counting_saved_bytes(self._known_storages()) as saved:
+        with torch.enable_grad(), counting_saved_bytes(self.known_storages()) as saved:
             kept = self.chunk_loss(self.leaves(), batch)
         del kept
         per_sample = max(1, saved.bytes // len(batch))
         return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // per_sample))
 
-    def _known_storages(self) -> set[int]:
+    def known_storages(self) -> set[int]:
         return {tensor.untyped_storage().data_ptr() for tensor in (*self.parameters.values(), *self._fixed.values())}
 
 

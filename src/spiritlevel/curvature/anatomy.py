@@ -46,7 +46,7 @@ def examine(problem: Problem) -> Anatomy:
     if problem.loss_function.whole_batch:
         return _without_outputs(problem)
     with problem.undisturbed():
-        two, three = _few(problem, 2), _few(problem, 3)
+        two, three = problem.few_samples(2), problem.few_samples(3)
         small = trace(lambda leaves: problem.outputs(leaves, two), problem.parameters)
         large = trace(lambda leaves: problem.outputs(leaves, three), problem.parameters)
         with torch.no_grad():
@@ -72,12 +72,6 @@ def _without_outputs(problem: Problem) -> Anatomy:
     return Anatomy(layers, {}, dict.fromkeys(problem.parameters, "the loss does not split into outputs and targets"))
 
 
-def _few(problem: Problem, count: int) -> Batch:
-    """A batch of exactly `count` samples; samples are repeated where there are fewer."""
-    first = problem.first_chunk()
-    return first[torch.arange(count, device=problem.device) % min(len(first), count)]
-
-
 def _confirmed(problem: Problem, anatomy: Anatomy, batch: Batch) -> Anatomy:
     """Keep only what the numbers bear out."""
     wrong = _misread(problem, anatomy, batch)
@@ -92,7 +86,7 @@ def _confirmed(problem: Problem, anatomy: Anatomy, batch: Batch) -> Anatomy:
         wrong = _misread(problem, anatomy, batch)
         anatomy = replace(anatomy, axes={name: axis for name, axis in flipped.items() if name not in wrong})
     bent = dict.fromkeys(wrong, "the exact sweep does not reproduce its gradient sample by sample")
-    bent |= {name: reason for name, reason in anatomy.bent.items()}
+    bent |= anatomy.bent
     missing = {name: "the exact sweep does not know its use" for name in problem.parameters if name not in anatomy.axes}
     bent = missing | bent
     curved = _curved(problem, [name for name in problem.parameters if name not in bent], batch)

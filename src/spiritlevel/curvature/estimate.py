@@ -1,0 +1,136 @@
+"""Estimators for what the exact sweep does not cover, with the spread that their error bars come from.
+
+Where a network is not piecewise linear in a parameter, its block of the Hessian is the Gauss–Newton block, which the
+sweep has, plus a remainder. Only the remainder is probed with random signs v: E[v ⊙ Rv] is its diagonal, and signs on
+whole rows (columns) of W give w_jᵀ R_jj w_j of all of them at once. Every parameter is probed by itself, so that no
+other block adds variance, and only as long as its error is above the tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, ROWS
+from spiritlevel.layers import Layer
+
+# Estimates are kept as the means of this many groups of probes; leaving one out gives the jackknife its spread.
+GROUPS = 8
+
+
+@dataclass
+class Probed:
+    """Group means of one estimated quantity: (GROUPS, *shape), each over `probes / GROUPS` probes."""
+
+    groups: Tensor
+    probes: int = 0
+    settled: bool = False
+
+    def mean(self) -> Tensor:
+        return self.groups.mean(0)
+
+    def without(self, group: int) -> Tensor:
+        """The mean with one group left out."""
+        return (self.groups.sum(0) - self.groups[group]) / (len(self.groups) - 1)
+
+    def total_error(self) -> float:
+        """Standard error of the sum over all entries."""
+        totals = self.groups.flatten(1).sum(1)
+        return float(totals.std(correction=1)) / len(totals) ** 0.5
+
+
+@dataclass
+class Estimates:
+    """Everything probed: statistic → parameter → groups."""
+
+    found: dict[str, dict[str, Probed]] = field(default_factory=dict)
+    products: int = 0
+
+    def settled(self) -> bool:
+        return all(probed.settled for kind in self.found.values() for probed in kind.values())
+
+
+def probe(
+    products: HessianProducts,
+    layers: Mapping[str, Layer],
+    bent: list[str],
+    wanted: frozenset[str],
+    known: Mapping[str, Mapping[str, Tensor]],
+    *,
+    tolerance: float,
+    most_probes: int,
+    generator: torch.Generator,
+) -> Estimates:
+    """Probe the blocks of the parameters in `bent` until each total is known to `tolerance` or probes run out.
+
+    `known` holds the exact part of each statistic, against whose size the tolerance is meant.
+    """
+    estimates = Estimates()
+    open_kinds = [(kind, name) for kind in (DIAGONAL, ROWS, COLUMNS) if kind in wanted for name in bent]
+    open_kinds = [(kind, name) for kind, name in open_kinds if kind == DIAGONAL or name in layers]
+    rounds = 0
+    while open_kinds and rounds * GROUPS < most_probes:
+        for group in range(GROUPS):
+            _one_round(products, layers, open_kinds, group, rounds, estimates, generator)
+        rounds += 1
+        for kind, name in open_kinds:
+            probed = estimates.found[kind][name]
+            probed.probes = rounds * GROUPS
+            exact = known.get(kind, {}).get(name)
+            size = float((probed.mean() + (0 if exact is None else exact)).sum().abs())
+            probed.settled = probed.total_error() <= tolerance * size
+        open_kinds = [(kind, name) for kind, name in open_kinds if not estimates.found[kind][name].settled]
+    return estimates
+
+
+def _one_round(
+    products: HessianProducts,
+    layers: Mapping[str, Layer],
+    kinds: list[tuple[str, str]],
+    group: int,
+    rounds: int,
+    estimates: Estimates,
+    generator: torch.Generator,
+) -> None:
+    """One probe of everything still open, all in one pass over the data."""
+    parameters = products.problem.parameters
+    vectors = [_probe_vector(kind, parameters[name], layers.get(name), generator) for kind, name in kinds]
+    images = products.blocks([(name, vector) for (_, name), vector in zip(kinds, vectors, strict=True)])
+    estimates.products += len(kinds)
+    for (kind, name), vector, image in zip(kinds, vectors, images, strict=True):
+        sample = _reading(kind, vector, image, layers.get(name)).double()
+        store = estimates.found.setdefault(kind, {})
+        if name not in store:
+            store[name] = Probed(sample.new_zeros(GROUPS, *sample.shape))
+        mean = store[name].groups[group]
+        mean += (sample - mean) / (rounds + 1)
+
+
+def _probe_vector(kind: str, weight: Tensor, layer: Layer | None, generator: torch.Generator) -> Tensor:
+    if kind == DIAGONAL or layer is None:
+        return _signs(weight.shape, weight, generator)
+    matrix = layer.matrix(weight)  # (groups, rows, columns, kernel)
+    shape = (*matrix.shape[:2], 1, 1) if kind == ROWS else (matrix.shape[0], 1, matrix.shape[2], 1)
+    return _stored(layer, matrix * _signs(torch.Size(shape), weight, generator), weight)
+
+
+def _reading(kind: str, vector: Tensor, image: Tensor, layer: Layer | None) -> Tensor:
+    """v ⊙ Rv, summed over each row or column; the signs cancel because each stands for a whole row or column."""
+    product = vector * image
+    if kind == DIAGONAL or layer is None:
+        return product
+    matrix = layer.matrix(product)
+    return matrix.sum((2, 3)).reshape(-1) if kind == ROWS else matrix.sum((1, 3)).reshape(-1)
+
+
+def _stored(layer: Layer, matrix: Tensor, weight: Tensor) -> Tensor:
+    """Back from (groups, rows, columns, kernel) to the shape the weight is stored in."""
+    return (matrix.transpose(1, 2) if layer.transposed else matrix).reshape(weight.shape)
+
+
+def _signs(shape: torch.Size, like: Tensor, generator: torch.Generator) -> Tensor:
+    return (torch.randint(0, 2, shape, generator=generator) * 2 - 1).to(like)

@@ -1,0 +1,313 @@
+"""Products with the Hessian of a problem, several vectors in every pass over the data.
+
+The graph of a chunk's gradient is built once and kept while it fits a memory budget; each vector is then pulled back
+through it, which costs little more than a gradient. Chunks that do not fit are rebuilt at every pass. A preflight
+compares one product with a central difference of gradients and picks a way that agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from spiritlevel.batches import Batch
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.problem import Parameters, Problem, counting_saved_bytes, gradients_of
+
+Method = Literal["kept graph", "jvp of the gradient", "central differences"]
+Objective = Callable[[Problem, Parameters, Batch], Tensor]
+
+# The graphs of gradients that are kept between products, all chunks together.
+GRAPH_BUDGET = 1 << 30
+
+
+def loss_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
+    """The mean loss over a chunk: its Hessian is H."""
+    return problem.chunk_loss(parameters, chunk)
+
+
+def remainder_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
+    """Σ_n r_n·f_n with r = ∇ℓ held fixed: its Hessian is H less the Gauss–Newton matrix."""
+    outputs = problem.outputs(parameters, chunk)
+    probe = outputs.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(problem.loss_function.mean(probe, chunk.targets), probe)
+    return (outputs * slope).sum()
+
+
+class Flat:
+    """Parameters as one vector and back."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.names = list(parameters)
+        self.shapes = [parameters[name].shape for name in self.names]
+        self.sizes = [shape.numel() for shape in self.shapes]
+        self.size = sum(self.sizes)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        pieces = vector.split(self.sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def to_dict(self, vector: Tensor) -> Parameters:
+        return dict(zip(self.names, self.split(vector), strict=True))
+
+    def slices(self) -> dict[str, slice]:
+        ends = torch.tensor(self.sizes).cumsum(0).tolist()
+        return {name: slice(end - size, end) for name, end, size in zip(self.names, ends, self.sizes, strict=True)}
+
+
+@dataclass
+class _Kept:
+    """The gradient of one chunk with its graph."""
+
+    leaves: list[Tensor]
+    gradient: list[Tensor]
+    weight: float
+
+
+class HessianProducts:
+    """H·v for a problem, or the Hessian of another objective of the same network.
+
+    Args:
+        problem: The problem.
+        objective: What is differentiated twice; the loss by default.
+        budget: Bytes that kept graphs may take.
+        method: How products are made; decided by a preflight where None.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        objective: Objective = loss_objective,
+        budget: int = GRAPH_BUDGET,
+        method: Method | None = None,
+    ) -> None:
+        self.problem, self.objective = problem, objective
+        self.flat = Flat(problem.parameters)
+        self.notes: list[str] = []
+        self.method = method or self._preflight()
+        self._budget = budget
+        self._kept: list[_Kept] = []
+        self._prepared = False
+        self.loss: float | None = None
+        self.gradient: Tensor | None = None
+
+    def __call__(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """H times every vector, in one pass over the data."""
+        sums = [torch.zeros_like(vector, dtype=torch.float64) for vector in vectors]
+        parts = [self.flat.split(vector) for vector in vectors]
+        with self.problem.undisturbed():
+            for chunk in self._chunks():
+                for total, part in zip(sums, parts, strict=True):
+                    total.add_(self.flat.join(self._chunk_product(chunk, part)), alpha=chunk[1])
+        self.problem.work.add(passes=1, products=len(vectors))
+        return [total.to(vector.dtype) for total, vector in zip(sums, vectors, strict=True)]
+
+    def blocks(self, requests: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
+        """H_l v of the diagonal block of each named parameter, for all (name, v) in one pass over the data."""
+        sums = [torch.zeros_like(vector, dtype=torch.float64) for _, vector in requests]
+        with self.problem.undisturbed():
+            for chunk in self._chunks():
+                for total, (name, vector) in zip(sums, requests, strict=True):
+                    total.add_(self._block_product(chunk, name, vector), alpha=chunk[1])
+        self.problem.work.add(passes=1, products=len(requests))
+        return [total.to(vector.dtype) for total, (_, vector) in zip(sums, requests, strict=True)]
+
+    # --- one chunk -----------------------------------------------------------------------------------------------
+
+    def _chunk_product(self, chunk: tuple[Any, float], parts: list[Tensor]) -> list[Tensor]:
+        content = chunk[0]
+        if isinstance(content, _Kept):
+            return _pull_back(content.gradient, content.leaves, parts)
+        return self._directional(content, parts)
+
+    def _block_product(self, chunk: tuple[Any, float], name: str, vector: Tensor) -> Tensor:
+        index = self.flat.names.index(name)
+        content = chunk[0]
+        if isinstance(content, _Kept):
+            return _pull_back([content.gradient[index]], [content.leaves[index]], [vector])[0]
+        parts = [torch.zeros(shape, dtype=vector.dtype, device=vector.device) for shape in self.flat.shapes]
+        parts[index] = vector
+        return self._directional(content, parts)[index]
+
+    def _directional(self, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
+        if self.method == "jvp of the gradient":
+            return self._forward_over_reverse(self.problem.parameters, chunk, parts)
+        return self._difference(self.problem.parameters, chunk, parts)
+
+    def _chunks(self) -> Iterator[tuple[Any, float]]:
+        """The chunks of one pass: kept graphs first, fresh ones after them."""
+        if self.method != "kept graph":
+            yield from self.problem.chunks()
+            return
+        if not self._prepared:
+            yield from self._prepare()
+            return
+        for kept in self._kept:
+            yield kept, kept.weight
+        if len(self._kept) < self._num_chunks:
+            for index, (chunk, weight) in enumerate(self.problem.chunks()):
+                if index >= len(self._kept):
+                    yield self._graph(chunk, weight), weight
+
+    def _prepare(self) -> Iterator[tuple[_Kept, float]]:
+        """The first pass: build every graph, keep those that fit, and have the gradient on the way."""
+        spent, loss = 0, 0.0
+        gradient = torch.zeros(self.flat.size, dtype=torch.float64, device=self.problem.device)
+        count = 0
+        for chunk, weight in self.problem.chunks():
+            with counting_saved_bytes(self.problem.known_storages()) as saved:
+                kept = self._graph(chunk, weight)
+            spent += saved.bytes
+            if spent <= self._budget and len(self._kept) == count:
+                self._kept.append(kept)
+            gradient.add_(self.flat.join([part.detach() for part in kept.gradient]), alpha=weight)
+            loss += weight * self._value
+            count += 1
+            yield kept, weight
+        self._num_chunks, self._prepared = count, True
+        self.loss, self.gradient = loss, gradient.to(self.problem.dtype)
+        self.problem.work.add(gradients=1)
+
+    def _graph(self, chunk: Batch, weight: float) -> _Kept:
+        leaves = self.problem.leaves()
+        with torch.enable_grad():
+            value = self.objective(self.problem, leaves, chunk)
+            self._value = float(value.detach())
+            found = list(leaves.values())
+            return _Kept(found, gradients_of(value, found, create_graph=True), weight)
+
+    def _forward_over_reverse(self, parameters: Parameters, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
+        names = self.flat.names
+
+        def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
+            def value(*point: Tensor) -> Tensor:
+                return self.objective(self.problem, dict(zip(names, point, strict=True)), chunk)
+
+            found: tuple[Tensor, ...] = torch.func.grad(value, argnums=tuple(range(len(names))))(*tensors)
+            return found
+
+        point = tuple(parameters[name].detach() for name in names)
+        _, product = torch.func.jvp(gradient, point, tuple(parts))
+        return list(product)
+
+    def _difference(self, parameters: Parameters, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
+        """(∇L(θ+hv) − ∇L(θ−hv)) / 2h with h at the cube root of the precision, relative to θ and v."""
+        values = [parameters[name] for name in self.flat.names]
+        size = sum(float(v.square().sum()) for v in values) ** 0.5
+        length = sum(float(p.square().sum()) for p in parts) ** 0.5
+        if length == 0:
+            return [torch.zeros_like(part) for part in parts]
+        step = torch.finfo(values[0].dtype).eps ** (1 / 3) * max(size, 1e-30) / length * 0.1
+        sides = []
+        for sign in (1, -1):
+            leaves = {
+                name: (value + sign * step * part).detach().requires_grad_()
+                for name, value, part in zip(self.flat.names, values, parts, strict=True)
+            }
+            with torch.enable_grad():
+                value = self.objective(self.problem, leaves, chunk)
+                sides.append(gradients_of(value, list(leaves.values())))
+        return [(plus - minus) / (2 * step) for plus, minus in zip(*sides, strict=True)]
+
+    # --- preflight -----------------------------------------------------------------------------------------------
+
+    def _preflight(self) -> Method:
+        """One product of a few samples, each way, against a central difference of gradients in double precision.
+
+        It is taken at a slightly moved point, so that a ReLU that sits exactly at its kink proves nothing.
+        """
+        few = self.problem.few_samples(4)
+        with self.problem.undisturbed():
+            try:
+                with self.problem.in_double_precision() as double:
+                    return self._choose(double(few), torch.float64, 1e-3)
+            except RuntimeError as error:
+                if "dtype" not in str(error) and "type" not in str(error):
+                    raise
+                return self._choose(few, self.problem.dtype, 0.1)  # the network insists on its own precision
+
+    def _choose(self, batch: Batch, dtype: torch.dtype, tolerance: float) -> Method:
+        failures: list[str] = []
+        ways: dict[Method, Callable[[Parameters, Batch, list[Tensor]], list[Tensor]]] = {
+            "kept graph": self._graph_product,
+            "jvp of the gradient": self._forward_over_reverse,
+        }
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            point, direction = self._trial(generator, dtype)
+            expected = self._difference(point, batch, direction)
+            noise = self._noise(point, batch, direction)
+            for method, product in ways.items():
+                try:
+                    found = product(point, batch, direction)
+                except (RuntimeError, NotImplementedError) as error:
+                    failures.append(f"{method} failed ({str(error).splitlines()[0]})")
+                    continue
+                if _distance(found, expected) <= tolerance * _distance(expected) + noise:
+                    if method != "kept graph":
+                        self.notes.append(f"curvature products by {method}: {failures[0]}")
+                    return method
+                failures.append(f"{method} differs from a central difference of gradients")
+        return self._only_differences(failures)
+
+    def _noise(self, point: Parameters, batch: Batch, direction: list[Tensor]) -> float:
+        """What rounding can leave in a difference of gradients where the true product is zero."""
+        leaves = self.problem.leaves(point)
+        with torch.enable_grad():
+            gradient = gradients_of(self.objective(self.problem, leaves, batch), list(leaves.values()))
+        scale = _distance(direction) / max(_distance(list(point.values())), 1e-30)
+        return float(torch.finfo(direction[0].dtype).eps ** 0.5) * _distance(gradient) * scale
+
+    def _trial(self, generator: torch.Generator, dtype: torch.dtype) -> tuple[Parameters, list[Tensor]]:
+        point, direction = {}, []
+        for name, value in self.problem.parameters.items():
+            value = value.to(dtype)
+            scale = value.square().mean().sqrt() + 1e-3
+            shift, step = (
+                torch.randn(value.shape, generator=generator, dtype=dtype).to(value.device) for _ in range(2)
+            )
+            point[name] = value + 1e-3 * scale * shift
+            direction.append(scale * step)
+        return point, direction
+
+    def _graph_product(self, point: Parameters, batch: Batch, direction: list[Tensor]) -> list[Tensor]:
+        leaves = {name: value.detach().requires_grad_() for name, value in point.items()}
+        with torch.enable_grad():
+            value = self.objective(self.problem, leaves, batch)
+            found = list(leaves.values())
+            return _pull_back(gradients_of(value, found, create_graph=True), found, direction)
+
+    def _only_differences(self, failures: list[str]) -> Method:
+        told = "; ".join(dict.fromkeys(failures))
+        if "failed" not in told:
+            raise SpiritLevelError(
+                f"the second derivative of this network cannot be trusted: {told}. Some operation of the network has a "
+                "wrong double backward, or its gradient jumps where it should be smooth. torch's old "
+                "torch.nn.utils.weight_norm is a known case: fold it into the weight with remove_weight_norm"
+            )
+        self.notes.append(f"curvature products by central differences of gradients: {told}")
+        return "central differences"
+
+
+def _pull_back(gradient: list[Tensor], leaves: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
+    """∂(gradient·vectors)/∂leaves; a gradient that does not depend on the parameters adds nothing."""
+    live = [(part, vector) for part, vector in zip(gradient, vectors, strict=True) if part.requires_grad]
+    if not live:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    found = torch.autograd.grad(
+        [part for part, _ in live], leaves, [vector for _, vector in live], retain_graph=True, allow_unused=True
+    )
+    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, found, strict=True)]
+
+
+def _distance(first: list[Tensor], second: list[Tensor] | None = None) -> float:
+    parts = first if second is None else [a - b for a, b in zip(first, second, strict=True)]
+    return sum(float(part.square().sum()) for part in parts) ** 0.5

@@ -1,0 +1,204 @@
+"""Lanczos with full reorthogonalization for any symmetric matvec, as a process that asks for products.
+
+A process hands out the vector whose product it needs (`request`) and takes the product (`advance`). Several processes
+can therefore share every pass over the data; `eigenpair` drives a single one with a callable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+End = Literal["largest", "smallest", "magnitude"]
+
+# A gap between Ritz values is trusted only after this many products.
+FEWEST = 5
+
+
+@dataclass(frozen=True)
+class Eigenpair:
+    """An extreme eigenvalue with what is known about it.
+
+    Attributes:
+        value: The Ritz value θ; λ_max ≥ θ always (for the largest end).
+        vector: Its unit vector.
+        error: Bound on |λ − θ| for the eigenvalue next to θ, rounding included.
+        residual: ‖Av − θv‖.
+        converged: Whether `error` is within the tolerance asked for.
+        products: How many products it took.
+    """
+
+    value: float
+    vector: Tensor
+    error: float
+    residual: float
+    converged: bool
+    products: int
+
+
+class Lanczos:
+    """Finds one extreme eigenpair of a symmetric operator on vectors like `start`.
+
+    The error bound is the smaller of the residual r and r²/gap (Kato and Temple), with the gap to the next Ritz value
+    less that one's own residual. Nothing in it is absolute: c·A takes the same steps as A.
+
+    Args:
+        start: Any vector that is not orthogonal to the eigenvector; a random one will do.
+        tolerance: Relative accuracy asked for.
+        end: Which eigenvalue: the largest, the smallest, or the largest in magnitude.
+        most_products: Give up after this many.
+        most_vectors: Keep at most this many basis vectors; then restart from the best Ritz vectors.
+    """
+
+    def __init__(
+        self,
+        start: Tensor,
+        *,
+        tolerance: float,
+        end: End = "largest",
+        most_products: int = 300,
+        most_vectors: int = 200,
+    ) -> None:
+        self.tolerance, self.end, self.most_products = tolerance, end, most_products
+        self._limit = max(6, min(most_vectors, start.numel() + 1))
+        self._basis = start.new_zeros(min(16, self._limit), start.numel())
+        self._matrix = torch.zeros(0, 0, dtype=torch.float64)  # VᵀAV
+        self._size = 0
+        self.products = 0
+        self.result: Eigenpair | None = None
+        norm = start.norm()
+        if start.numel() == 0 or not bool(norm > 0):
+            self._finish_zero(start)
+            return
+        self.request = start / norm
+
+    @property
+    def done(self) -> bool:
+        return self.result is not None
+
+    def advance(self, product: Tensor) -> None:
+        """Take A times `request`; afterwards either `done` or a new `request`."""
+        if not bool(torch.isfinite(product).all()):
+            raise FloatingPointError("a curvature product contains NaN or infinity")
+        self._append(self.request)
+        self.products += 1
+        size = self._size
+        basis = self._basis[:size]
+        remainder = product
+        column = torch.zeros(size, dtype=torch.float64)
+        for _ in range(2):  # twice is enough (Kahan and Parlett)
+            overlap = basis @ remainder
+            remainder = remainder - basis.mT @ overlap
+            column += overlap.double().cpu()
+        self._extend(column)
+        beta = float(remainder.norm())
+        values, vectors = torch.linalg.eigh(self._matrix)
+        scale = float(values.abs().max())
+        rounding = 4 * torch.finfo(product.dtype).eps * scale
+        exhausted = beta <= 4 * rounding or size >= product.numel()
+        self._judge(values, vectors, 0.0 if exhausted else beta, rounding, exhausted)
+        if self.done:
+            return
+        if size + 1 >= self._limit:
+            self._restart(values, vectors, beta)
+        self.request = remainder / beta
+
+    def _append(self, vector: Tensor) -> None:
+        if self._size == len(self._basis):
+            grown = vector.new_zeros(min(2 * len(self._basis), self._limit), vector.numel())
+            grown[: self._size] = self._basis
+            self._basis = grown
+        self._basis[self._size] = vector
+        self._size += 1
+
+    def _extend(self, column: Tensor) -> None:
+        size = self._size
+        grown = torch.zeros(size, size, dtype=torch.float64)
+        grown[: size - 1, : size - 1] = self._matrix
+        grown[: size - 1, size - 1] = grown[size - 1, : size - 1] = column[: size - 1]
+        grown[size - 1, size - 1] = column[size - 1]
+        self._matrix = grown
+
+    def _judge(self, values: Tensor, vectors: Tensor, beta: float, rounding: float, exhausted: bool) -> None:
+        residuals = vectors[-1].abs() * beta
+        index = self._chosen(values)
+        value, residual = float(values[index]), float(residuals[index])
+        bound = self._bound(values, residuals, index)
+        target = self.tolerance * abs(value)
+        enough = bound <= target and self.products >= FEWEST and self._dominates(values, residuals, index)
+        if not (enough or exhausted or self.products >= self.most_products):
+            return
+        vector = (vectors[:, index].to(self._basis) @ self._basis[: self._size]).clone()
+        error = bound + rounding
+        self.result = Eigenpair(
+            value=value,
+            vector=vector / vector.norm().clamp(min=torch.finfo(vector.dtype).tiny),
+            error=error,
+            residual=residual,
+            converged=bool(error <= target) or (exhausted and error <= max(target, rounding)),
+            products=self.products,
+        )
+
+    def _chosen(self, values: Tensor) -> int:
+        if self.end == "largest":
+            return len(values) - 1
+        if self.end == "smallest" or abs(float(values[0])) > abs(float(values[-1])):
+            return 0
+        return len(values) - 1
+
+    def _bound(self, values: Tensor, residuals: Tensor, index: int) -> float:
+        residual = float(residuals[index])
+        if len(values) == 1:
+            return residual
+        neighbour = index - 1 if index else 1
+        gap = abs(float(values[index] - values[neighbour])) - float(residuals[neighbour])
+        return min(residual, residual**2 / gap) if gap > 0 else residual
+
+    def _dominates(self, values: Tensor, residuals: Tensor, index: int) -> bool:
+        """For the largest magnitude, the other end must not be able to overtake."""
+        if self.end != "magnitude" or len(values) == 1:
+            return True
+        other = 0 if index else len(values) - 1
+        return abs(float(values[other])) + float(residuals[other]) <= abs(float(values[index])) * (1 + self.tolerance)
+
+    def _restart(self, values: Tensor, vectors: Tensor, beta: float) -> None:
+        """Thick restart: keep the Ritz vectors at both ends, which keep their couplings to the next vector."""
+        keep = max(2, self._limit // 2)
+        ends = list(range(keep // 2)) + list(range(len(values) - (keep - keep // 2), len(values)))
+        order = torch.tensor(sorted(set(ends)))
+        kept = vectors[:, order].to(self._basis).mT @ self._basis[: self._size]
+        self._size = len(order)
+        self._basis[: self._size] = kept
+        self._matrix = torch.diag(values[order])
+
+    def _finish_zero(self, start: Tensor) -> None:
+        """No direction at all: every block has norm zero, so the only eigenvalue is 0."""
+        self.request = start
+        self.result = Eigenpair(0.0, torch.zeros_like(start), 0.0, 0.0, True, 0)
+
+
+def eigenpair(
+    matvec: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    tolerance: float = 1e-3,
+    end: End = "largest",
+    most_products: int = 300,
+    most_vectors: int = 200,
+) -> Eigenpair:
+    """One extreme eigenpair of the symmetric operator `matvec`.
+
+    >>> A = torch.diag(torch.tensor([1.0, 2.0, -5.0], dtype=torch.float64))
+    >>> start = torch.ones(3, dtype=torch.float64)
+    >>> round(eigenpair(lambda v: A @ v, start).value, 12), round(eigenpair(lambda v: A @ v, start, end="magnitude").value, 12)
+    (2.0, -5.0)
+    """
+    process = Lanczos(start, tolerance=tolerance, end=end, most_products=most_products, most_vectors=most_vectors)
+    while not process.done:
+        process.advance(matvec(process.request))
+    assert process.result is not None
+    return process.result

@@ -1,0 +1,266 @@
+"""Evidence: what the engine found out about a problem, gathered once for all measures of a call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from spiritlevel.curvature.anatomy import Anatomy, examine
+from spiritlevel.curvature.estimate import GROUPS, Estimates, probe
+from spiritlevel.curvature.hessian import HessianProducts, loss_objective, remainder_objective
+from spiritlevel.curvature.lanczos import Eigenpair, End, Lanczos
+from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, FISHER, ROWS, Sweep, sweep
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.layers import Layer
+from spiritlevel.measures.record import Needs, Operator
+from spiritlevel.problem import Problem
+
+Arrays = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Layer statistics as measures read them.
+
+    Attributes:
+        layers: Weight's parameter name → layer.
+        weights: Parameter name → values.
+        diagonal: Parameter name → diagonal of its block of H.
+        rows, columns: Weight's name → w_jᵀ H_jj w_j of every row (column) j.
+        fisher: Parameter name → (1/N) Σ_n (∂ℓ_n/∂θ_i)².
+    """
+
+    layers: Mapping[str, Layer]
+    weights: Arrays
+    diagonal: Arrays = field(default_factory=dict)
+    rows: Arrays = field(default_factory=dict)
+    columns: Arrays = field(default_factory=dict)
+    fisher: Arrays = field(default_factory=dict)
+
+
+class Evidence:
+    """Everything measures may ask for. Nothing is computed that no measure needs, and nothing twice."""
+
+    def __init__(self, problem: Problem, needs: Needs, *, tolerance: float, seed: int, most_probes: int) -> None:
+        self.problem, self.needs, self.tolerance = problem, needs, tolerance
+        self._seed, self._most_probes = seed, most_probes
+        self.estimates: Estimates | None = None
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A stream of random numbers of its own for every purpose, so that no result depends on what else was asked."""
+        return torch.Generator().manual_seed((self._seed * 1_000_003 + sum(map(ord, purpose)) * 7919) % (1 << 63))
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        return examine(self.problem)
+
+    @cached_property
+    def products(self) -> HessianProducts:
+        return HessianProducts(self.problem)
+
+    @cached_property
+    def loss(self) -> float:
+        """L(θ), taken from work that has been done anyway where there is some."""
+        if "swept" in self.__dict__:
+            return self.swept.loss
+        if "products" in self.__dict__ and self.products.loss is not None:
+            return self.products.loss
+        return self.problem.loss()
+
+    # --- statistics ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def swept(self) -> Sweep:
+        return sweep(self.problem, self.anatomy, self.needs.statistics, self.generator("columns"))
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """The best values: exact parts plus the mean of what was estimated."""
+        return self._combine(lambda draws: sum(draws) / len(draws), lambda probed: probed.mean())
+
+    def leaving_one_out(self) -> list[Statistics]:
+        """The statistics with one group of probes left out, for every group; empty where nothing was estimated."""
+        if not self.estimated:
+            return []
+        return [
+            self._combine(
+                lambda draws, group=group: _without(draws, group),  # type: ignore[misc]
+                lambda probed, group=group: probed.without(group),  # type: ignore[misc]
+            )
+            for group in range(GROUPS)
+        ]
+
+    @cached_property
+    def estimated(self) -> frozenset[str]:
+        """The parameters whose statistics are not exact."""
+        names = {name for name in self.problem.parameters if not self.anatomy.exact(name)}
+        if not self.needs.statistics - {FISHER}:
+            names = set()
+        if self.anatomy.axes and self.needs.statistics and self.swept.sampled:
+            names |= set(self.anatomy.swept)
+        return frozenset(names)
+
+    def _combine(self, draws_mean: Callable[[list[Tensor]], Tensor], probed_mean: Callable[..., Tensor]) -> Statistics:
+        arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in (DIAGONAL, ROWS, COLUMNS, FISHER)}
+        if self.anatomy.axes:
+            for kind, store in arrays.items():
+                for name in getattr(self.swept.draws[0], kind):
+                    store[name] = draws_mean([getattr(draw, kind)[name] for draw in self.swept.draws])
+        for kind, found in self._probe().found.items():
+            for name, probed in found.items():
+                part = probed_mean(probed)
+                arrays[kind][name] = arrays[kind][name] + part if name in arrays[kind] else part
+        if FISHER in self.needs.statistics:
+            self._complete_fisher(arrays[FISHER])
+        weights = {name: tensor.double() for name, tensor in self.problem.parameters.items()}
+        for kind in self.needs.statistics & {DIAGONAL, FISHER}:
+            for name, tensor in weights.items():  # a parameter the outputs never feel has a block of zeros
+                arrays[kind].setdefault(name, torch.zeros_like(tensor))
+        return Statistics(self.anatomy.layers, weights, **arrays)
+
+    def _probe(self) -> Estimates:
+        """Probe, once, every block that is more than its Gauss–Newton part."""
+        if self.estimates is not None:
+            return self.estimates
+        curvature = self.needs.statistics - {FISHER}
+        bent = [name for name in self.problem.parameters if not self.anatomy.exact(name)]
+        if not bent or not curvature:
+            self.estimates = Estimates()
+            return self.estimates
+        known: dict[str, Arrays] = {}
+        swept = [name for name in bent if name in self.anatomy.axes]
+        if swept and self.products.method == "kept graph":
+            known = {kind: getattr(self.swept.draws[0], kind) for kind in curvature}
+        groups = [(remainder_objective, swept), (loss_objective, [name for name in bent if name not in swept])]
+        if not known:
+            groups = [(loss_objective, bent)]
+            for kind in (DIAGONAL, ROWS, COLUMNS):
+                for name in swept:
+                    for draw in self.swept.draws:
+                        getattr(draw, kind).pop(name, None)
+        self.estimates = Estimates()
+        for objective, names in groups:
+            if names:
+                products = self.products
+                if objective is remainder_objective:
+                    products = HessianProducts(self.problem, objective=objective, method="kept graph")
+                found = probe(
+                    products,
+                    self.anatomy.layers,
+                    names,
+                    curvature,
+                    known if objective is remainder_objective else {},
+                    tolerance=self.tolerance,
+                    most_probes=self._most_probes,
+                    generator=self.generator("probes"),
+                )
+                self.estimates.products += found.products
+                for kind, entries in found.found.items():
+                    self.estimates.found.setdefault(kind, {}).update(entries)
+        return self.estimates
+
+    def _complete_fisher(self, store: dict[str, Tensor]) -> None:
+        """Parameters the sweep cannot read sample by sample: one gradient a sample, for these only."""
+        missing = [name for name in self.problem.parameters if name not in self.anatomy.axes]
+        if not missing:
+            return
+        if self.problem.loss_function.whole_batch:
+            raise SpiritLevelError(
+                "fisher_rao_norm needs the gradient of every sample, and a loss of the form (model, batch) gives only "
+                "means over batches: pass batches of one sample, or a loss of the form (outputs, targets)"
+            )
+        if "_slow_fisher" not in self.__dict__:
+            self._slow_fisher = _fisher_by_sample(self.problem, missing)
+        store.update(self._slow_fisher)
+
+    # --- eigenvalues ---------------------------------------------------------------------------------------------
+
+    def scaling(self, name: str) -> Tensor:
+        """The diagonal of S as a flat vector."""
+        values = list(self.problem.parameters.values())
+        if name == "identity":
+            return torch.cat([torch.ones_like(value).reshape(-1) for value in values])
+        if name == "block norms":
+            return torch.cat([value.norm().expand(value.numel()) for value in values])
+        return torch.cat([value.abs().reshape(-1) for value in values])
+
+    @cached_property
+    def eigenpairs(self) -> Mapping[Operator, Eigenpair]:
+        """The extreme eigenpairs of all operators asked for; they advance in step and share each pass."""
+        processes = {}
+        for operator in self.needs.operators:
+            scale = self.scaling(operator.scaling)
+            start = torch.randn(scale.shape, generator=self.generator("start"), dtype=torch.float64).to(scale)
+            start = start * (scale > 0)
+            processes[operator] = (self._lanczos(start, operator.end), scale)
+        while active := [(process, scale) for process, scale in processes.values() if not process.done]:
+            images = self.products([scale * process.request for process, scale in active])
+            for (process, scale), image in zip(active, images, strict=True):
+                process.advance(scale * image)
+        return {operator: _finished(process) for operator, (process, _) in processes.items()}
+
+    @cached_property
+    def layer_eigenpairs(self) -> Mapping[str, Eigenpair]:
+        """λ_max of every layer's block of H, all layers in step."""
+        generator = self.generator("layers")
+        processes = {}
+        for name in self.anatomy.layers:
+            weight = self.problem.parameters[name]
+            start = torch.randn(weight.numel(), generator=generator, dtype=torch.float64).to(weight)
+            processes[name] = self._lanczos(start, "largest")
+        while active := {name: process for name, process in processes.items() if not process.done}:
+            shapes = {name: self.problem.parameters[name].shape for name in active}
+            images = self.products.blocks([(name, p.request.view(shapes[name])) for name, p in active.items()])
+            for process, image in zip(active.values(), images, strict=True):
+                process.advance(image.reshape(-1))
+        return {name: _finished(process) for name, process in processes.items()}
+
+    def _lanczos(self, start: Tensor, end: End) -> Lanczos:
+        budget = max(8, int((1 << 30) // max(1, start.numel() * start.element_size())))
+        return Lanczos(start, tolerance=self.tolerance, end=end, most_vectors=min(200, budget))
+
+    def dropped_blocks(self) -> tuple[str, ...]:
+        """Parameter tensors of norm zero, which have no metric."""
+        return tuple(name for name, value in self.problem.parameters.items() if not bool(value.any()))
+
+
+def jackknife(values: Iterable[float]) -> float:
+    """Standard error of a statistic from its values with one group left out."""
+    left_out = torch.tensor(list(values), dtype=torch.float64)
+    count = len(left_out)
+    if count < 2:
+        return 0.0
+    return math.sqrt((count - 1) / count * float((left_out - left_out.mean()).square().sum()))
+
+
+def _without(draws: list[Tensor], group: int) -> Tensor:
+    """The mean of draws with every GROUPS-th left out, or the exact array where there is only one."""
+    if len(draws) == 1:
+        return draws[0]
+    kept = [draw for index, draw in enumerate(draws) if index % GROUPS != group]
+    return torch.stack(kept).mean(0)
+
+
+def _finished(process: Lanczos) -> Eigenpair:
+    assert process.result is not None
+    return process.result
+
+
+def _fisher_by_sample(problem: Problem, names: list[str]) -> dict[str, Tensor]:
+    sums = {name: torch.zeros_like(problem.parameters[name], dtype=torch.float64) for name in names}
+    with problem.undisturbed(), torch.enable_grad():
+        for chunk, weight in problem.chunks():
+            leaves = problem.leaves()
+            for n in range(len(chunk)):
+                loss = problem.chunk_loss(leaves, chunk[n : n + 1])
+                parts = torch.autograd.grad(loss, [leaves[name] for name in names], allow_unused=True)
+                for name, part in zip(names, parts, strict=True):
+                    if part is not None:
+                        sums[name].add_(part.double().square(), alpha=weight / len(chunk))
+    problem.work.add(passes=1, gradients=1)
+    return sums

@@ -1,0 +1,95 @@
+"""A measure as data: its name, paper, formula, claims and needs beside the small function that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from spiritlevel.curvature.lanczos import End
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.result import Value
+
+if TYPE_CHECKING:
+    from spiritlevel.measures.evidence import Evidence
+
+
+@dataclass(frozen=True)
+class Operator:
+    """S H S for a diagonal scaling S, and which end of its spectrum is asked for.
+
+    scaling: "identity" (H), "block norms" (D H D with ‖block‖ on every parameter tensor) or "entries" (|θ| H |θ|).
+    """
+
+    scaling: str
+    end: End
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a measure needs of the engine; the plan of a call is the union over its measures.
+
+    statistics: Of the sweep: "diagonal", "rows", "columns", "fisher".
+    operators: Extreme eigenpairs of scaled Hessians.
+    layer_eigenvalues: λ_max of every layer's block.
+    """
+
+    statistics: frozenset[str] = frozenset()
+    operators: tuple[Operator, ...] = ()
+    layer_eigenvalues: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            self.statistics | other.statistics,
+            tuple(dict.fromkeys((*self.operators, *other.operators))),
+            self.layer_eigenvalues or other.layer_eigenvalues,
+        )
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure of flatness.
+
+    Attributes:
+        name: What users call it.
+        paper: Key of the paper that defines it, such as "petzka2019".
+        summary: One line in words.
+        formula: The definition.
+        invariant_under: Which rescalings leave it alone: "layer", "neuron". One generic test checks the claim both ways.
+        needs: What it asks of the engine, given its options.
+        compute: From the evidence to the value.
+        options: Names and defaults of what can be configured.
+        costly: Left out of the default set.
+    """
+
+    name: str
+    paper: str
+    summary: str
+    formula: str
+    invariant_under: frozenset[str]
+    compute: Callable[[Measure, Evidence], Value]
+    needs: Callable[[Measure], Needs] = lambda measure: Needs()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    costly: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name, with the options that differ from the defaults."""
+        return self.name
+
+    def configured(self, **options: Any) -> Measure:
+        """The same measure with other options; an option it does not have is refused."""
+        for key, value in options.items():
+            if key not in self.options:
+                known = ", ".join(f"{name}={default!r}" for name, default in self.options.items()) or "none"
+                raise SpiritLevelError(f"{self.name} has no option {key!r}; its options are: {known}")
+            _check_option(self.name, key, value, self.options[key])
+        return replace(self, options={**self.options, **options})
+
+
+def _check_option(measure: str, key: str, value: Any, default: Any) -> None:
+    if isinstance(default, str):
+        if not isinstance(value, str):
+            raise SpiritLevelError(f"{measure}: {key} must be a string, got {value!r}")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise SpiritLevelError(f"{measure}: {key} must be a positive number, got {value!r}")

@@ -1,0 +1,116 @@
+"""Tsuzuku, Sato, Sugiyama 2019, "Normalized Flat Minima": sharpness at the scale that a PAC-Bayes bound picks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spiritlevel.measures.evidence import Statistics
+from spiritlevel.measures.record import Measure
+from spiritlevel.measures.values import DIAGONAL, Reading, from_statistics
+
+
+def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Tensor, Tensor]:
+    """min over x, y of Σ_ij h_ij e^{x_i+y_j} + w_ij e^{−x_i−y_j} for h, w ≥ 0 of shape (…, rows, columns).
+
+    Returns (minimum, x, y), the minimum one for each leading index. Each half step is the closed form
+    x_i = ½ ln(Σ_j w_ij e^{−y_j} / Σ_j h_ij e^{y_j}). A row or column whose h (or w) is all zero adds exactly 0, its
+    infimum being at infinity; its x or y is returned as +inf (−inf).
+
+    >>> h = torch.tensor([[4.0]]); w = torch.tensor([[9.0]])
+    >>> float(balance(h, w)[0])  # 2·√(4·9)
+    12.0
+    """
+    h, w = h.double().clamp(min=0), w.double()
+    alive_rows, alive_columns = _alive(h, w)
+    mask = alive_rows.unsqueeze(-1) & alive_columns.unsqueeze(-2)
+    h, w = h * mask, w * mask
+    y = torch.zeros(alive_columns.shape, dtype=torch.float64, device=h.device)
+    x = torch.zeros(alive_rows.shape, dtype=torch.float64, device=h.device)
+    value = torch.full(h.shape[:-2], float("inf"), dtype=torch.float64, device=h.device)
+    for _ in range(most_steps):
+        x = _half_step(h, w, y)
+        y = _half_step(h.mT, w.mT, x)
+        up, down = (h * y.exp().unsqueeze(-2)).sum(-1), (w * (-y).exp().unsqueeze(-2)).sum(-1)
+        new = 2 * (up * down).sqrt().sum(-1)
+        if bool((value - new <= 1e-15 * new).all()):
+            value = torch.minimum(value, new)
+            break
+        value = new
+    return value, _outside(x, alive_rows, h), _outside(y, alive_columns, h.mT)
+
+
+def _half_step(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    up, down = (h * y.exp().unsqueeze(-2)).sum(-1), (w * (-y).exp().unsqueeze(-2)).sum(-1)
+    return torch.where(up > 0, (down / torch.where(up > 0, up, 1.0)).log() / 2, 0.0)
+
+
+def _alive(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns that have both curvature and weight among the other live ones."""
+    rows = torch.ones(h.shape[:-1], dtype=torch.bool, device=h.device)
+    columns = torch.ones(h.mT.shape[:-1], dtype=torch.bool, device=h.device)
+    while True:
+        mask = rows.unsqueeze(-1) & columns.unsqueeze(-2)
+        live_rows = (h * mask > 0).any(-1) & (w * mask > 0).any(-1)
+        live_columns = (h * mask > 0).any(-2) & (w * mask > 0).any(-2)
+        if torch.equal(live_rows, rows) and torch.equal(live_columns, columns):
+            return rows, columns
+        rows, columns = live_rows, live_columns
+
+
+def _outside(x: Tensor, alive: Tensor, h: Tensor) -> Tensor:
+    """Where a row was left out: +inf if it has no curvature, −inf if it has no weight."""
+    infinite = torch.where((h > 0).any(-1), -torch.inf, torch.inf)
+    return torch.where(alive, x, infinite)
+
+
+def _normalized(statistics: Statistics) -> Reading:
+    """Σ_l min over x, y of (17) at λ = 1/2, kernels summed over their positions first."""
+    layers = {}
+    for name, layer in statistics.layers.items():
+        h = layer.matrix(statistics.diagonal[name].clamp(min=0)).sum(3)
+        w = layer.matrix(statistics.weights[name].square()).sum(3)
+        layers[name] = float(balance(h, w)[0].sum())
+    return Reading(sum(layers.values()), layers, notes=_negative(statistics, by_entry=True))
+
+
+def _matrix_normalized(statistics: Statistics) -> Reading:
+    """Σ_l √(‖W_l‖² Tr H_l)."""
+    layers = {
+        name: float((statistics.weights[name].square().sum() * statistics.diagonal[name].sum().clamp(min=0)).sqrt())
+        for name in statistics.layers
+    }
+    return Reading(sum(layers.values()), layers, notes=_negative(statistics, by_entry=False))
+
+
+def _negative(statistics: Statistics, by_entry: bool) -> tuple[str, ...]:
+    if by_entry:
+        names = [name for name in statistics.layers if bool((statistics.diagonal[name] < 0).any())]
+        return (f"negative diagonal entries clipped to 0 in {', '.join(names)}",) if names else ()
+    names = [name for name in statistics.layers if float(statistics.diagonal[name].sum()) < 0]
+    return (f"negative traces clipped to 0: {', '.join(names)}",) if names else ()
+
+
+_matrix_compute, _matrix_needs = from_statistics(_matrix_normalized, frozenset([DIAGONAL]))
+_compute, _needs = from_statistics(_normalized, frozenset([DIAGONAL]))
+
+MEASURES = (
+    Measure(
+        "matrix_normalized_sharpness",
+        "tsuzuku2019",
+        "sharpness with one noise scale a weight matrix",
+        "Σ_l √(‖W_l‖² Tr H_l)",
+        frozenset({"layer"}),
+        _matrix_compute,
+        _matrix_needs,
+    ),
+    Measure(
+        "normalized_sharpness",
+        "tsuzuku2019",
+        "sharpness with noise scales for rows and columns",
+        "Σ_l min_{x,y} Σ_ij h_ij e^{x_i+y_j} + W_ij² e^{−x_i−y_j},  h = diag H_l",
+        frozenset({"layer", "neuron"}),
+        _compute,
+        _needs,
+    ),
+)
