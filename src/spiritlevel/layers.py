@@ -50,6 +50,7 @@ class LinearMap:
     kind: "dense", "convolution", "transposed convolution" or "lookup".
     inputs, weight, bias: The activation φ (indices for a lookup), the matrix as stored, the bias if any.
     rebuild: Calls the same function with another φ.
+    apply: (φ, matrix as stored) → z without the bias.
     settings: Stride, padding, dilation of a convolution.
     """
 
@@ -59,6 +60,7 @@ class LinearMap:
     weight: Tensor
     bias: Tensor | None
     rebuild: Callable[[Tensor], Any]
+    apply: Callable[[Tensor, Tensor], Tensor]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -66,7 +68,7 @@ def function_name(function: Function) -> str:
     """`add` for torch.add, Tensor.add_, Tensor.__iadd__ alike; the attribute's name for a property."""
     name = getattr(function, "__name__", type(function).__name__)
     if name == "__get__":
-        return str(getattr(function.__self__, "__name__", ""))  # type: ignore[attr-defined]
+        return str(getattr(getattr(function, "__self__", None), "__name__", ""))
     name = name.strip("_")
     return _SYNONYMS.get(name, name)
 
@@ -335,7 +337,7 @@ class ParameterMode(TorchFunctionMode):
         self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> LinearMap | None:
         if name == "linear":
-            return self._dense(function, args, kwargs, flip=False)
+            return self._dense(function, args, kwargs)
         if name in _CONVOLUTIONS or name in _TRANSPOSED:
             return self._convolution(name, function, args, kwargs)
         if name == "embedding":
@@ -350,13 +352,13 @@ class ParameterMode(TorchFunctionMode):
         found = self._names.get(id(tensor))
         return found if found is not None and tensor.dim() == 2 else None
 
-    def _dense(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], flip: bool) -> LinearMap | None:
+    def _dense(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LinearMap | None:
         inputs, weight, bias = _bound(("input", "weight", "bias"), args, kwargs)
         found = self._matrix(weight)
         if found is None:
             return None
-        layer = Layer(found[0], transposed=found[1] != flip)
-        return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(phi, weight, bias))
+        layer = Layer(found[0], transposed=found[1])
+        return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(phi, weight, bias), _dense(layer))
 
     def _product(self, function: Function, args: tuple[Any, ...]) -> LinearMap | None:
         """x @ W: the stored matrix has the inputs first, unless a transpose was multiplied."""
@@ -364,9 +366,8 @@ class ParameterMode(TorchFunctionMode):
         found = self._matrix(weight)
         if found is None or self._matrix(inputs) is not None or inputs.dim() < 2:
             return None
-        return LinearMap(
-            Layer(found[0], transposed=not found[1]), "dense", inputs, weight, None, lambda phi: function(phi, weight)
-        )
+        layer = Layer(found[0], transposed=not found[1])
+        return LinearMap(layer, "dense", inputs, weight, None, lambda phi: function(phi, weight), _dense(layer))
 
     def _biased_product(self, function: Function, args: tuple[Any, ...]) -> LinearMap | None:
         bias, inputs, weight = args
@@ -374,7 +375,7 @@ class ParameterMode(TorchFunctionMode):
         if found is None or self._matrix(inputs) is not None:
             return None
         layer = Layer(found[0], transposed=not found[1])
-        return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(bias, phi, weight))
+        return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(bias, phi, weight), _dense(layer))
 
     def _convolution(
         self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -392,7 +393,14 @@ class ParameterMode(TorchFunctionMode):
         kind = "transposed convolution" if transposed else "convolution"
         layer = Layer(parameter, groups=groups, transposed=transposed)
         return LinearMap(
-            layer, kind, inputs, weight, bias, lambda phi: function(phi, weight, bias, groups=groups, **settings), sizes
+            layer,
+            kind,
+            inputs,
+            weight,
+            bias,
+            lambda phi: function(phi, weight, bias, groups=groups, **settings),
+            lambda phi, matrix: function(phi, matrix, None, groups=groups, **settings),
+            sizes,
         )
 
     def _lookup(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LinearMap | None:
@@ -403,7 +411,19 @@ class ParameterMode(TorchFunctionMode):
             return None
         layer = Layer(parameter, transposed=True)
         # A dense gradient, whatever the module asked for: sparse ones have no second derivative.
-        return LinearMap(layer, "lookup", indices, weight, None, lambda phi: function(phi, weight, padding))
+        return LinearMap(
+            layer,
+            "lookup",
+            indices,
+            weight,
+            None,
+            lambda phi: function(phi, weight, padding),
+            lambda phi, matrix: function(phi, matrix, padding),
+        )
+
+
+def _dense(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:
+    return torch.matmul if layer.transposed else torch.nn.functional.linear
 
 
 _ORDER = {False: ("dilation", "groups"), True: ("output_padding", "groups", "dilation")}
@@ -419,17 +439,17 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
     )
 
 
-def _opened(function: Function) -> Function:
+def _opened(function: Any) -> Function:
     """The same Python function, whose own dispatch is switched off, so that the mode sees the calls inside it."""
-    quiet = {**function.__globals__, "has_torch_function": lambda _: False}  # type: ignore[attr-defined]
+    quiet = {**function.__globals__, "has_torch_function": lambda _: False}
     opened = types.FunctionType(
-        function.__code__,  # type: ignore[attr-defined]
+        function.__code__,
         quiet,
         function.__name__,
-        function.__defaults__,  # type: ignore[attr-defined]
-        function.__closure__,  # type: ignore[attr-defined]
+        function.__defaults__,
+        function.__closure__,
     )
-    opened.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
+    opened.__kwdefaults__ = function.__kwdefaults__
     return opened
 
 

@@ -438,7 +438,7 @@ def _as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
 def _check_tensor(name: str, tensor: Tensor) -> None:
     if tensor.is_complex():
         raise SpiritLevelError(f"parameter {name!r} is complex; flatness is defined here for real parameters only")
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    if torch.nn.parameter.is_lazy(tensor):
         raise SpiritLevelError(f"parameter {name!r} is not initialized: run the model once before measuring")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise SpiritLevelError(f"{name!r} contains NaN or infinity ({int((~torch.isfinite(tensor)).sum())} entries)")

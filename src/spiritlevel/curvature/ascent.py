@@ -7,7 +7,7 @@ value never decreases; what is returned is the best point seen, for anyone to ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from spiritlevel.curvature.hessian import Flat
 from spiritlevel.problem import Problem
+
+
+RANDOM_STARTS = 2
 
 
 class Region(Protocol):
@@ -56,8 +59,11 @@ class Ball:
         return slope * (self.radius / norm) if bool(norm > 0) else torch.zeros_like(slope)
 
     def starts(self, generator: torch.Generator) -> list[Tensor]:
-        random = torch.randn(self.scale.shape, generator=generator).to(self.scale) * (self.scale > 0)
-        return [sign * self.radius * axis for axis in self.axes for sign in (1, -1)] + [self.furthest(random)]
+        live = self.scale > 0
+        random = [
+            torch.randn(self.scale.shape, generator=generator).to(self.scale) * live for _ in range(RANDOM_STARTS)
+        ]
+        return [self.furthest(sign * start) for start in (*self.axes, *random) for sign in (1, -1)]
 
 
 @dataclass(frozen=True)
@@ -78,25 +84,24 @@ class Box:
         return self.bound * slope.sign()
 
     def starts(self, generator: torch.Generator) -> list[Tensor]:
-        random = torch.randn(self.bound.shape, generator=generator).to(self.bound)
-        slopes = [sign * self.slope(axis) for axis in self.axes for sign in (1, -1)]
-        return [self.furthest(slope) for slope in [*slopes, random]]
+        random = [torch.randn(self.bound.shape, generator=generator).to(self.bound) for _ in range(RANDOM_STARTS)]
+        slopes = [self.slope(axis) for axis in self.axes]
+        return [self.furthest(sign * start) for start in (*slopes, *random) for sign in (1, -1)]
 
 
 @dataclass(frozen=True)
 class Maximum:
-    """The best point found: L(θ + perturbation) = `loss`. `settled` when no start was still gaining at the end."""
+    """The best point found: L(θ + perturbation) = `loss`. `settled` when it was no longer gaining."""
 
     loss: float
     perturbation: Tensor
     settled: bool
-    evaluations: int
 
 
 def maximize(
     problem: Problem, region: Region, *, tolerance: float, generator: torch.Generator, most_steps: int = 60
 ) -> Maximum:
-    """Ascend from the gradient's own best point and the region's starts."""
+    """Ascend from the gradient's own best point and the region's starts; the weaker half drops out again and again."""
     flat = Flat(problem.parameters)
     base = flat.join(list(problem.parameters.values()))
 
@@ -106,44 +111,62 @@ def maximize(
 
     origin = torch.zeros_like(region.slope(base))
     loss, slope = evaluate(origin)
-    best, place, settled, spent = loss, origin, True, 1
-    for start in [region.furthest(slope), *region.starts(generator)]:
-        value, coordinates, done, steps = _climb(evaluate, region, start, loss, tolerance, most_steps)
-        spent += steps
-        if value > best:
-            best, place, settled = value, coordinates, done
-    return Maximum(best, region.perturbation(place), settled, spent)
+    starts = [region.furthest(slope), *region.starts(generator)]
+    climbers = [_Climber(evaluate, region, start, loss, tolerance) for start in starts]
+    steps = 4
+    while True:
+        for climber in climbers:
+            climber.climb(steps if len(climbers) > 2 else most_steps)
+        climbers.sort(key=lambda climber: climber.value, reverse=True)
+        if len(climbers) <= 2:
+            break
+        climbers = climbers[: (len(climbers) + 1) // 2]
+        steps *= 2
+    best = climbers[0]
+    if best.value <= loss:
+        return Maximum(loss, region.perturbation(origin), True)
+    return Maximum(best.value, region.perturbation(best.place), best.settled)
 
 
-def _climb(
-    evaluate: Callable[[Tensor], tuple[float, Tensor]],
-    region: Region,
-    start: Tensor,
-    floor: float,
-    tolerance: float,
-    most_steps: int,
-) -> tuple[float, Tensor, bool, int]:
-    """Conditional gradient with halving steps; returns value, place, whether it settled, and evaluations spent."""
-    place = start
-    value, slope = evaluate(place)
-    fraction, spent, small_gains = 1.0, 1, 0
-    while spent < most_steps:
-        target = region.furthest(slope)
-        if torch.equal(target, place):
-            return value, place, True, spent
-        trial = _between(region, place, target, fraction)
-        tried, tried_slope = evaluate(trial)
-        spent += 1
-        if tried > value:
-            small_gains = small_gains + 1 if tried - value <= 0.1 * tolerance * (tried - floor) else 0
-            value, slope, place, fraction = tried, tried_slope, trial, min(1.0, 2 * fraction)
-            if small_gains >= 3:
-                return value, place, True, spent
-        else:
-            fraction /= 4
-            if fraction < 1e-4:
-                return value, place, True, spent
-    return value, place, False, spent
+class _Climber:
+    """Conditional gradient with halving steps from one start, resumable. The value never decreases."""
+
+    def __init__(
+        self,
+        evaluate: Callable[[Tensor], tuple[float, Tensor]],
+        region: Region,
+        start: Tensor,
+        floor: float,
+        tolerance: float,
+    ) -> None:
+        self._evaluate, self._region, self._floor, self._tolerance = evaluate, region, floor, tolerance
+        self.place = start
+        self.value, self._slope = evaluate(start)
+        self._fraction, self._small_gains = 1.0, 0
+        self.settled = False
+
+    def climb(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.settled:
+                return
+            self._step()
+
+    def _step(self) -> None:
+        target = self._region.furthest(self._slope)
+        if torch.equal(target, self.place):
+            self.settled = True
+            return
+        trial = _between(self._region, self.place, target, self._fraction)
+        value, slope = self._evaluate(trial)
+        if value <= self.value:
+            self._fraction /= 4
+            self.settled = self._fraction < 1e-4
+            return
+        small = value - self.value <= 0.1 * self._tolerance * (value - self._floor)
+        self._small_gains = self._small_gains + 1 if small else 0
+        self.value, self._slope, self.place = value, slope, trial
+        self._fraction = min(1.0, 2 * self._fraction)
+        self.settled = self._small_gains >= 3
 
 
 def _between(region: Region, place: Tensor, target: Tensor, fraction: float) -> Tensor:
@@ -155,10 +178,3 @@ def _between(region: Region, place: Tensor, target: Tensor, fraction: float) -> 
 def as_parameters(problem: Problem, vector: Tensor) -> dict[str, Tensor]:
     """A flat vector as a dictionary with the parameters' names and shapes."""
     return {name: part.clone() for name, part in Flat(problem.parameters).to_dict(vector).items()}
-
-
-def loss_after(problem: Problem, vectors: Sequence[Tensor]) -> list[float]:
-    """L(θ + v) for every v."""
-    flat = Flat(problem.parameters)
-    base = flat.join(list(problem.parameters.values()))
-    return [problem.loss(flat.to_dict(base + vector)) for vector in vectors]

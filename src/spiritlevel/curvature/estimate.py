@@ -40,7 +40,7 @@ class Probed:
     def total_error(self) -> float:
         """Standard error of the sum over all entries."""
         totals = self.groups.flatten(1).sum(1)
-        return float(totals.std(correction=1)) / len(totals) ** 0.5
+        return float(totals.std(correction=1) / len(totals) ** 0.5)
 
 
 @dataclass

@@ -7,6 +7,7 @@ compares one product with a central difference of gradients and picks a way that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,7 +36,8 @@ def remainder_objective(problem: Problem, parameters: Parameters, chunk: Batch) 
     outputs = problem.outputs(parameters, chunk)
     probe = outputs.detach().requires_grad_()
     (slope,) = torch.autograd.grad(problem.loss_function.mean(probe, chunk.targets), probe)
-    return (outputs * slope).sum()
+    total: Tensor = (outputs * slope).sum()
+    return total
 
 
 class Flat:
@@ -51,7 +53,7 @@ class Flat:
         return torch.cat([part.reshape(-1) for part in parts])
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        pieces = vector.split(self.sizes)
+        pieces = torch.split(vector, self.sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def to_dict(self, vector: Tensor) -> Parameters:
@@ -195,8 +197,7 @@ class HessianProducts:
             return found
 
         point = tuple(parameters[name].detach() for name in names)
-        _, product = torch.func.jvp(gradient, point, tuple(parts))
-        return list(product)
+        return list(torch.func.jvp(gradient, point, tuple(parts))[1])
 
     def _difference(self, parameters: Parameters, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
         """(∇L(θ+hv) − ∇L(θ−hv)) / 2h with h at the cube root of the precision, relative to θ and v."""
@@ -310,4 +311,4 @@ def _pull_back(gradient: list[Tensor], leaves: list[Tensor], vectors: list[Tenso
 
 def _distance(first: list[Tensor], second: list[Tensor] | None = None) -> float:
     parts = first if second is None else [a - b for a, b in zip(first, second, strict=True)]
-    return sum(float(part.square().sum()) for part in parts) ** 0.5
+    return math.sqrt(sum(float(part.square().sum()) for part in parts))

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spiritlevel.curvature.taps import LinearUse, SampleAxis
+from spiritlevel.layers import LinearMap
 
 
 def by_sample(use: LinearUse, array: Tensor) -> Tensor:
@@ -35,6 +36,13 @@ def row_sums(use: LinearUse, delta: Tensor, product: Tensor) -> Tensor:
 def column_sums(use: LinearUse, phi_delta: Tensor) -> Tensor:
     """Σ over positions of φ_i (Wᵀδ)_i: (samples, columns)."""
     return _position_sum(use, use.phi * phi_delta)
+
+
+def column_sums_of_gradient(linear: LinearMap, gradient: Tensor) -> Tensor:
+    """Σ_j W_ji g_ji from g itself: (samples, columns)."""
+    weighted = linear.weight.detach() * gradient
+    matrices = torch.func.vmap(linear.layer.matrix)(weighted)  # (samples, groups, rows, columns, kernel)
+    return matrices.sum((2, 4)).flatten(1)
 
 
 def bias_gradient(use: LinearUse, delta: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ class Eigenpair:
     Attributes:
         value: The Ritz value θ; λ_max ≥ θ always (for the largest end).
         vector: Its unit vector.
+        others: Further Ritz vectors towards the same end, (k, n): good starts for a search, certified by nothing.
         error: Bound on |λ − θ| for the eigenvalue next to θ, rounding included.
         residual: ‖Av − θv‖.
         converged: Whether `error` is within the tolerance asked for.
@@ -34,6 +35,7 @@ class Eigenpair:
 
     value: float
     vector: Tensor
+    others: Tensor
     error: float
     residual: float
     converged: bool
@@ -132,11 +134,13 @@ class Lanczos:
         enough = bound <= target and self.products >= FEWEST and self._dominates(values, residuals, index)
         if not (enough or exhausted or self.products >= self.most_products):
             return
-        vector = (vectors[:, index].to(self._basis) @ self._basis[: self._size]).clone()
+        toward = [index - i if index else i for i in range(min(4, len(values)))]
+        ritz = vectors[:, toward].to(self._basis).mT @ self._basis[: self._size]
         error = bound + rounding
         self.result = Eigenpair(
             value=value,
-            vector=vector / vector.norm().clamp(min=torch.finfo(vector.dtype).tiny),
+            vector=ritz[0] / ritz[0].norm(),
+            others=ritz[1:],
             error=error,
             residual=residual,
             converged=bool(error <= target) or (exhausted and error <= max(target, rounding)),
@@ -178,7 +182,7 @@ class Lanczos:
     def _finish_zero(self, start: Tensor) -> None:
         """No direction at all: every block has norm zero, so the only eigenvalue is 0."""
         self.request = start
-        self.result = Eigenpair(0.0, torch.zeros_like(start), 0.0, 0.0, True, 0)
+        self.result = Eigenpair(0.0, torch.zeros_like(start), start.new_zeros(0, start.numel()), 0.0, 0.0, True, 0)
 
 
 def eigenpair(

@@ -29,9 +29,10 @@ def power_method(
     """Iterate v ← Av/‖Av‖ until the relative change of v is at most `tolerance`."""
     values: list[float] = []
     changes: list[float] = []
+    nothing = start.new_zeros(0, start.numel())
     norm = start.norm()
     if not bool(norm > 0):
-        return PowerIteration(Eigenpair(0.0, start, 0.0, 0.0, True, 0), values, changes)
+        return PowerIteration(Eigenpair(0.0, start, nothing, 0.0, 0.0, True, 0), values, changes)
     vector = start / norm
     residual = float("inf")
     while len(values) < most_products and (not changes or changes[-1] > tolerance):
@@ -45,4 +46,6 @@ def power_method(
         changes.append(float((image / size - vector).norm()))
         vector = image / size
     converged = changes[-1] <= tolerance
-    return PowerIteration(Eigenpair(values[-1], vector, residual, residual, converged, len(values)), values, changes)
+    return PowerIteration(
+        Eigenpair(values[-1], vector, nothing, residual, residual, converged, len(values)), values, changes
+    )

@@ -115,16 +115,19 @@ class TappedChunk:
             with self._tap:
                 outputs = problem.outputs(leaves, chunk)
             self._graph: Tensor = outputs
-            self.outputs = outputs.detach()
+            self.outputs: Tensor = outputs.detach()
             probe = self.outputs.clone().requires_grad_()
             mean = problem.loss_function.mean(probe, chunk.targets)
-            (gradient,) = torch.autograd.grad(mean, probe)
+            gradient: Tensor = torch.autograd.grad(mean, probe)[0]
         self.loss = float(mean.detach())
         self._loss_gradient = gradient * len(chunk)
-        self._samples = len(chunk)
+        self.samples = len(chunk)
         self._linear: dict[str, list[LinearUse]] = defaultdict(list)
         for use in self._tap.linear:
             self._linear[use.linear.layer.name].append(use)
+
+    def linear_uses(self) -> list[LinearUse]:
+        return self._tap.linear
 
     def loss_gradient(self) -> Tensor:
         """∂ℓ_n/∂f_n for every sample."""
@@ -134,10 +137,10 @@ class TappedChunk:
         """Pull every column back and add its share: `weight` is the chunk's in the mean over all data."""
         layers = {name: LayerSums(uses, wanted) for name, uses in self._linear.items()}
         for vector, signs in columns:
-            share = self._graph.new_full((self._samples,), weight / self._samples)
+            share = self._graph.new_full((self.samples,), weight / self.samples)
             if signs is not None:
                 share = share * signs
-            arrived = self._pull(vector)
+            arrived = self.pull(vector)
             for name, layer in layers.items():
                 layer.add([arrived.get(id(use)) for use in self._linear[name]], share)
             if DIAGONAL in wanted:
@@ -146,7 +149,7 @@ class TappedChunk:
         for name, layer in layers.items():
             layer.finish(name, sums)
 
-    def _pull(self, vector: Tensor) -> dict[int, tuple[Tensor, Tensor | None]]:
+    def pull(self, vector: Tensor) -> dict[int, tuple[Tensor, Tensor | None]]:
         """δ at every use, and Wᵀδ where it is tapped, by the identity of the use."""
         edges = self._tap.edges()
         found = iter(torch.autograd.grad(self._graph, edges, vector, retain_graph=True, allow_unused=True))
@@ -186,15 +189,28 @@ class LayerSums:
         deltas = [(i, pair) for i, pair in enumerate(arrived) if pair is not None]
         if not deltas:
             return
+        found = [(i, delta) for i, (delta, _) in deltas]
+        gradient = self._gradient(found) if self._needs_gradient(deltas) else None
         if DIAGONAL in self._wanted:
-            self._add_squares([(i, delta) for i, (delta, _) in deltas], share)
+            self._add_squares(found, gradient, share)
         if ROWS in self._wanted:
             sums = [kernels.row_sums(self._uses[i], delta, self._products[i]) for i, (delta, _) in deltas]
             self._rows = _plus(self._rows, share @ _total(sums).square())
         if COLUMNS in self._wanted:
-            self._add_columns(deltas, share)
+            self._add_columns(deltas, gradient, share)
 
-    def _add_squares(self, deltas: list[tuple[int, Tensor]], share: Tensor) -> None:
+    def _needs_gradient(self, deltas: list[tuple[int, tuple[Tensor, Tensor | None]]]) -> bool:
+        """Whether g itself is formed: for squares over several positions, or where Wᵀδ was not pulled back."""
+        if self._dense or self._uses[0].linear.kind == "lookup":
+            return False
+        untapped = any(back is None for _, (_, back) in deltas)
+        return DIAGONAL in self._wanted or (COLUMNS in self._wanted and untapped)
+
+    def _gradient(self, deltas: list[tuple[int, Tensor]]) -> Tensor:
+        self._windows = self._windows or [kernels.Windows(use) for use in self._uses]
+        return _total([self._windows[i].gradients(delta) for i, delta in deltas])
+
+    def _add_squares(self, deltas: list[tuple[int, Tensor]], gradient: Tensor | None, share: Tensor) -> None:
         if self._uses[0].linear.kind == "lookup":
             if self._squares is None:
                 self._squares = torch.zeros_like(self._uses[0].linear.weight, dtype=torch.float64).detach()
@@ -203,20 +219,25 @@ class LayerSums:
         elif self._dense:
             delta = kernels.by_sample(self._uses[0], deltas[0][1]).squeeze(1)
             self._squares = _plus(self._squares, delta.square() * share.unsqueeze(1))
-        else:
-            self._windows = self._windows or [kernels.Windows(use) for use in self._uses]
-            g = _total([self._windows[i].gradients(delta) for i, delta in deltas])
-            self._squares = _plus(self._squares, (share @ g.square().flatten(1)).reshape(g.shape[1:]))
+        elif gradient is not None:
+            squares = share @ gradient.square().flatten(1)
+            self._squares = _plus(self._squares, squares.reshape(gradient.shape[1:]))
 
-    def _add_columns(self, deltas: list[tuple[int, tuple[Tensor, Tensor | None]]], share: Tensor) -> None:
+    def _add_columns(
+        self, deltas: list[tuple[int, tuple[Tensor, Tensor | None]]], gradient: Tensor | None, share: Tensor
+    ) -> None:
         if self._uses[0].linear.kind == "lookup":
             if self._columns is None:
                 self._columns = share.new_zeros(self._uses[0].linear.weight.shape[0], dtype=torch.float64)
             for i, (delta, _) in deltas:
                 kernels.lookup_columns(self._uses[i], delta, self._products[i], share, self._columns)
             return
-        sums = [kernels.column_sums(self._uses[i], back) for i, (_, back) in deltas if back is not None]
-        self._columns = _plus(self._columns, share @ _total(sums).square())
+        tapped = [kernels.column_sums(self._uses[i], back) for i, (_, back) in deltas if back is not None]
+        if len(tapped) < len(deltas) and gradient is not None:
+            sums = kernels.column_sums_of_gradient(self._uses[0].linear, gradient)
+        else:
+            sums = _total(tapped)
+        self._columns = _plus(self._columns, share @ sums.square())
 
     def finish(self, name: str, sums: Sums) -> None:
         use = self._uses[0]

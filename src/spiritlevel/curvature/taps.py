@@ -97,7 +97,11 @@ class Tap(ParameterMode):
         alias = phi
         if self._inputs and linear.kind != "lookup":
             # An alias that only this layer consumes: its gradient is this layer's Wᵀδ, also where φ is used again.
-            alias = phi.view_as(phi) if phi.requires_grad else phi.detach().requires_grad_()
+            # The first layer's would be pulled back for this alone; with several positions g is cheaper.
+            if phi.requires_grad:
+                alias = phi.view_as(phi)
+            elif linear.kind == "dense" and phi.dim() == 2:
+                alias = phi.detach().requires_grad_()
         result: Tensor = linear.rebuild(alias)
         phi_edge = get_gradient_edge(alias) if alias.requires_grad and alias is not phi else None
         self.linear.append(

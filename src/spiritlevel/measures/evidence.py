@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy, examine
+from spiritlevel.curvature.blocks import GaussNewtonBlocks
 from spiritlevel.curvature.estimate import GROUPS, Estimates, probe
 from spiritlevel.curvature.hessian import HessianProducts, loss_objective, remainder_objective
 from spiritlevel.curvature.lanczos import Eigenpair, End, Lanczos
-from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, FISHER, ROWS, Sweep, sweep
+from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, FISHER, MOST_COLUMNS, ROWS, Sweep, sweep
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.layers import Layer
 from spiritlevel.measures.record import Needs, Operator
@@ -81,7 +82,7 @@ class Evidence:
     @cached_property
     def statistics(self) -> Statistics:
         """The best values: exact parts plus the mean of what was estimated."""
-        return self._combine(lambda draws: sum(draws) / len(draws), lambda probed: probed.mean())
+        return self._combine(lambda draws: torch.stack(draws).mean(0), lambda probed: probed.mean())
 
     def leaving_one_out(self) -> list[Statistics]:
         """The statistics with one group of probes left out, for every group; empty where nothing was estimated."""
@@ -90,7 +91,7 @@ class Evidence:
         return [
             self._combine(
                 lambda draws, group=group: _without(draws, group),  # type: ignore[misc]
-                lambda probed, group=group: probed.without(group),  # type: ignore[misc]
+                lambda probed, group=group: probed.without(group),
             )
             for group in range(GROUPS)
         ]
@@ -206,19 +207,39 @@ class Evidence:
 
     @cached_property
     def layer_eigenpairs(self) -> Mapping[str, Eigenpair]:
-        """λ_max of every layer's block of H, all layers in step."""
+        """λ_max of every layer's block of H: all layers in step, from the sweep's δ where the block is Gauss–Newton."""
         generator = self.generator("layers")
         processes = {}
         for name in self.anatomy.layers:
             weight = self.problem.parameters[name]
             start = torch.randn(weight.numel(), generator=generator, dtype=torch.float64).to(weight)
             processes[name] = self._lanczos(start, "largest")
+        few_columns = self._num_outputs() <= MOST_COLUMNS
+        exact = [name for name in processes if self.anatomy.exact(name) and few_columns]
+        others = [name for name in processes if name not in exact]
+        if exact:
+            blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact)
+            self._advance({name: processes[name] for name in exact}, blocks)
+        self._advance({name: processes[name] for name in others}, self._block_products)
+        return {name: _finished(process) for name, process in processes.items()}
+
+    def _advance(
+        self, processes: Mapping[str, Lanczos], products: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    ) -> None:
         while active := {name: process for name, process in processes.items() if not process.done}:
             shapes = {name: self.problem.parameters[name].shape for name in active}
-            images = self.products.blocks([(name, p.request.view(shapes[name])) for name, p in active.items()])
-            for process, image in zip(active.values(), images, strict=True):
-                process.advance(image.reshape(-1))
-        return {name: _finished(process) for name, process in processes.items()}
+            images = products({name: process.request.view(shapes[name]) for name, process in active.items()})
+            for name, process in active.items():
+                process.advance(images[name].reshape(-1))
+
+    def _block_products(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return dict(zip(vectors, self.products.blocks(list(vectors.items())), strict=True))
+
+    def _num_outputs(self) -> int:
+        if self.problem.loss_function.whole_batch:
+            return 0
+        with self.problem.undisturbed(), torch.no_grad():
+            return int(self.problem.outputs(self.problem.parameters, self.problem.few_samples(1))[0].numel())
 
     def _lanczos(self, start: Tensor, end: End) -> Lanczos:
         budget = max(8, int((1 << 30) // max(1, start.numel() * start.element_size())))

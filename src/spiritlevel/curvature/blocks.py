@@ -1,0 +1,135 @@
+"""Products with the Gauss–Newton block of every layer at once, from δ and φ that are pulled back only once.
+
+For a layer with columns δ_k and input φ, (1/N) Σ_nk sign·(δ_kᵀ V φ) δ_k φᵀ needs one application of V to φ and one
+weight gradient: no pass through the network. δ is kept while it fits a memory budget and pulled back anew where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spiritlevel.curvature.anatomy import Anatomy
+from spiritlevel.curvature.statistics import TappedChunk
+from spiritlevel.curvature.taps import LinearUse
+from spiritlevel.losses import output_factor
+from spiritlevel.problem import Problem
+
+# What δ of all layers and chunks may take between products.
+DELTA_BUDGET = 1 << 30
+
+
+@dataclass
+class _Pulled:
+    """One use of a layer in one chunk: δ of all columns, and the graph of z as a function of the weight alone."""
+
+    use: LinearUse
+    leaf: Tensor
+    result: Tensor
+    deltas: Tensor  # (columns, *z.shape)
+
+    def image(self, vector: Tensor) -> Tensor:
+        """Vφ."""
+        with torch.no_grad():
+            return self.use.linear.apply(self.use.phi, vector)
+
+    def weight_gradient(self, cotangent: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(self.result, self.leaf, cotangent, retain_graph=True)
+        return found
+
+
+@dataclass
+class _Chunk:
+    layers: dict[str, list[_Pulled]]
+    shares: Tensor  # (columns, samples): weight in the mean times sign
+    bytes: int
+
+
+class GaussNewtonBlocks:
+    """G_l·v of every named layer, all in one go over the data."""
+
+    def __init__(self, problem: Problem, anatomy: Anatomy, names: Sequence[str], budget: int = DELTA_BUDGET) -> None:
+        self.problem, self.names = problem, list(names)
+        self._anatomy = Anatomy(
+            {name: anatomy.layers[name] for name in names}, {name: anatomy.axes[name] for name in names}, anatomy.bent
+        )
+        self._budget = budget
+        self._kept: list[_Chunk] = []
+        self._count = 0
+        self._prepared = False
+
+    def __call__(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        sums = {name: torch.zeros_like(vector, dtype=torch.float64) for name, vector in vectors.items()}
+        for chunk in self._chunks():
+            for name, vector in vectors.items():
+                sums[name].add_(_product(chunk.layers.get(name, []), chunk.shares, vector))
+        self.problem.work.add(passes=1, products=1)
+        return {name: total.to(vectors[name].dtype) for name, total in sums.items()}
+
+    def _chunks(self) -> Iterator[_Chunk]:
+        yield from self._kept
+        if self._prepared and len(self._kept) == self._count:
+            return
+        spent, self._count = sum(chunk.bytes for chunk in self._kept), 0
+        keeping = not self._prepared
+        for index, (batch, weight) in enumerate(self.problem.chunks()):
+            self._count = index + 1
+            if index < len(self._kept) and self._prepared:
+                continue
+            chunk = self._pull(TappedChunk(self.problem, self._anatomy, batch, inputs=False), batch.targets, weight)
+            spent += chunk.bytes
+            keeping = keeping and spent <= self._budget
+            if keeping:
+                self._kept.append(chunk)
+            yield chunk
+        self._prepared = True
+
+    def _pull(self, tapped: TappedChunk, targets: Tensor | None, weight: float) -> _Chunk:
+        assert targets is not None
+        columns = list(output_factor(self.problem.loss_function, tapped.outputs, targets).columns())
+        arrived = [tapped.pull(vector) for vector, _ in columns]
+        layers: dict[str, list[_Pulled]] = {}
+        size = 0
+        for use in tapped.linear_uses():
+            deltas = torch.stack([pairs[id(use)][0] for pairs in arrived if id(use) in pairs] or [use.result * 0])
+            leaf = use.linear.weight.detach().requires_grad_()
+            with torch.enable_grad():
+                result = use.linear.apply(use.phi, leaf)
+            layers.setdefault(use.linear.layer.name, []).append(_Pulled(use, leaf, result, deltas))
+            size += deltas.numel() * deltas.element_size() + use.phi.numel() * use.phi.element_size()
+        ones = torch.full((tapped.samples,), weight / tapped.samples, dtype=tapped.outputs.dtype)
+        shares = torch.stack([ones if signs is None else ones * signs.cpu() for _, signs in columns])
+        return _Chunk(layers, shares.to(tapped.outputs), size)
+
+
+def _product(uses: list[_Pulled], shares: Tensor, vector: Tensor) -> Tensor:
+    """Σ_nk c_nk (Σ δ_k·Vφ) δ_k φᵀ over the samples and columns of one chunk, summed over the uses of a layer."""
+    if not uses:
+        return torch.zeros_like(vector)
+    overlaps = sum(_by_column(use, use.deltas * use.image(vector)) for use in uses)
+    weights = overlaps * shares
+    total = torch.zeros_like(vector)
+    for use in uses:
+        total += use.weight_gradient((use.deltas * _spread(use, weights)).sum(0))
+    return total
+
+
+def _by_column(use: _Pulled, products: Tensor) -> Tensor:
+    """Sum over everything but columns and samples: (columns, samples)."""
+    axis = use.use.axis
+    if axis.axis == 0 and axis.outermost:  # the common layout, without a transpose
+        return products.reshape(products.shape[0], products.shape[1] // axis.repeat, -1).sum(2)
+    return torch.stack([axis.split(product).flatten(1).sum(1) for product in products])
+
+
+def _spread(use: _Pulled, weights: Tensor) -> Tensor:
+    """(columns, samples) laid out so that it multiplies δ."""
+    axis = use.use.axis
+    count = weights.shape[1]
+    entries = weights.repeat_interleave(axis.repeat, 1) if axis.outermost else weights.repeat(1, axis.repeat)
+    shape = [weights.shape[0]] + [1] * (use.deltas.dim() - 1)
+    shape[1 + axis.axis] = count * axis.repeat
+    return entries.reshape(shape)
