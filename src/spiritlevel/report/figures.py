@@ -25,7 +25,8 @@ from spiritlevel.report.numbers import Cell, Numbers, plain_text, power_of_ten, 
 Ratios = Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
 
 _WIDTH = 4.7  # inches: legible when a telephone shrinks it, two side by side on a desk
-_DOTS = 80  # a strip's dots: each stands for the same share of a layer's neurons
+_DOTS, _ALL_DOTS = 80, 400  # the most dots of a layer, and of a figure
+_MARKERS = 40  # the most markers of a line
 
 
 def layer_profile(
@@ -75,8 +76,7 @@ def neuron_distribution(
     scale = _LogScale.of([*(limits or ()), *(v for strip in strips.values() for v in strip.alive)], floor=True)
     with style():
         figure, axes = _figure(axes, height=2.7)
-        for place, strip in enumerate(strips.values()):
-            strip.draw(axes, place, scale)
+        _draw_strips(axes, list(strips.values()), scale)
         scale.apply(axes.yaxis, axes)
         _layer_ticks(axes, list(neurons))
         axes.set_ylabel(shortened(plain_text(label), 34))
@@ -235,22 +235,38 @@ class _Strip:
     def numbers(self) -> tuple[int | float, ...]:
         return (self.count, self.dead, self.negative, *(self.quantile(share) for share in (0, 0.25, 0.5, 0.75, 1)))
 
-    def draw(self, axes: Axes, place: int, scale: _LogScale) -> None:
-        if self.alive:
-            count = min(len(self.alive), _DOTS)
-            ranks = [round(i * (len(self.alive) - 1) / max(count - 1, 1)) for i in range(count)]
-            # The golden ratio spreads neighbours in rank far apart without chance.
-            across = [place + 0.5 * ((i * 0.6180339887) % 1 - 0.5) for i in range(count)]
-            heights = [self.alive[rank] for rank in ranks]
-            axes.plot(across, heights, ".", color=series_colour(1), markersize=3.5, alpha=0.75)
-            low, middle, high = self.quantile(0.25), self.quantile(0.5), self.quantile(0.75)
-            axes.bar(place, high - low, 0.62, low, fill=False, edgecolor=INK, linewidth=0.8)
-            axes.plot([place - 0.31, place + 0.31], [middle, middle], color=INK, linewidth=1.8)
-        if self.dead + self.negative:
-            at = (place, scale.place(0.0))
-            axes.plot(*at, "x", color=series_colour(0), markersize=6, markeredgewidth=1.6)
-            words = [f"{self.dead} dead"] * (self.dead > 0) + [f"{self.negative} below 0"] * (self.negative > 0)
-            axes.annotate(", ".join(words), at, (6, -3), textcoords="offset points", fontsize=8)
+    def dots(self, most: int) -> list[float]:
+        """At most that many of the positive values, at evenly spaced ranks, smallest and largest among them."""
+        count = min(len(self.alive), most)
+        return [self.alive[round(i * (len(self.alive) - 1) / max(count - 1, 1))] for i in range(count)]
+
+    def words(self) -> str:
+        """What is not positive: `3 dead, 1 below 0`."""
+        return ", ".join(
+            f"{count} {what}" for count, what in ((self.dead, "dead"), (self.negative, "below 0")) if count > 0
+        )
+
+
+def _draw_strips(axes: Axes, strips: Sequence[_Strip], scale: _LogScale) -> None:
+    """Dots, boxes and medians of every layer, and crosses for what is not positive, each kind in one stroke."""
+    most = min(_DOTS, _ALL_DOTS // max(len(strips), 1))
+    dots = [(place, i, y) for place, strip in enumerate(strips) for i, y in enumerate(strip.dots(most))]
+    if most >= 5:
+        # The golden ratio spreads neighbours in rank far apart without chance.
+        across = [place + 0.5 * ((i * 0.6180339887) % 1 - 0.5) for place, i, _ in dots]
+        axes.plot(across, [y for _, _, y in dots], ".", color=series_colour(1), markersize=3.5, alpha=0.75)
+    alive = [(place, strip) for place, strip in enumerate(strips) if strip.alive]
+    places = [place for place, _ in alive]
+    low, middle, high = ([strip.quantile(share) for _, strip in alive] for share in (0.25, 0.5, 0.75))
+    heights = [top - bottom for top, bottom in zip(high, low, strict=True)]
+    axes.bar(places, heights, 0.62, low, fill=False, edgecolor=INK, linewidth=0.8)
+    axes.hlines(middle, [p - 0.31 for p in places], [p + 0.31 for p in places], color=INK, linewidth=1.8)
+    crossed = [(place, strip.words()) for place, strip in enumerate(strips) if strip.words()]
+    floor = scale.place(0.0)
+    crosses = [place for place, _ in crossed]
+    axes.plot(crosses, [floor] * len(crosses), "x", color=series_colour(0), markersize=6, markeredgewidth=1.6)
+    for place, words in crossed if len(strips) <= 8 else ():
+        axes.annotate(words, (place, floor), (6, -3), textcoords="offset points", fontsize=8)
 
 
 def _figure(axes: Axes | None, height: float) -> tuple[Figure, Axes]:
@@ -284,7 +300,8 @@ def _line(
     axes: Axes, index: int, name: str, places: list[int], values: list[float], spread: list[float], scale: _LogScale
 ) -> None:
     heights = [scale.place(value) for value in values]
-    axes.plot(places, heights, **_look(index), label=shortened(plain_text(name), 28))
+    every = math.ceil(max(len(places), 1) / _MARKERS)
+    axes.plot(places, heights, **_look(index), markevery=every, label=shortened(plain_text(name), 28))
     barred = [k for k, error in enumerate(spread) if error > 0 and values[k] > 0 and math.isfinite(error)]
     if barred:
         below = [min(spread[k], values[k] * 0.9) for k in barred]

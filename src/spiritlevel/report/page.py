@@ -199,10 +199,10 @@ def _prepared(section: Section) -> dict[str, Any]:
     """A section as the template takes it: SVG as markup, tables as cells that know how they sort."""
     return {
         "key": re.sub(r"[^a-z0-9-]+", "-", section.key.lower()),
-        "heading": section.heading,
-        "paragraphs": section.paragraphs,
+        "heading": plain_text(section.heading),
+        "paragraphs": [plain_text(paragraph) for paragraph in section.paragraphs],
         "drawings": [_picture(drawing) for drawing in section.drawings],
-        "tables": [(caption, _table(table)) for caption, table in section.tables],
+        "tables": [(plain_text(caption), _table(table)) for caption, table in section.tables],
     }
 
 
@@ -257,11 +257,13 @@ def _themes() -> str:
         'body[data-jp-theme-light="false"] .sl-fragment, body.vscode-dark .sl-fragment, html[theme="dark"] .sl-fragment'
     )
     inks = re.sub(r"--(ink|ground|raised): [^;]+; ", "", _DARK_INKS)
+    # On screen only: paper is white, whatever the reader's theme.
     return (
         f".sl {{ {light} }}\n"
-        f'html.sl[data-theme="dark"] {{ {_DARK_INKS} {dark} }}\n'
-        f'@media screen and (prefers-color-scheme: dark) {{ html.sl:not([data-theme="light"]) {{ {_DARK_INKS} {dark} }} }}\n'
-        f"{notebooks} {{ {inks} {dark} }}\n"
+        f'@media screen {{ html.sl[data-theme="dark"] {{ {_DARK_INKS} {dark} }} }}\n'
+        "@media screen and (prefers-color-scheme: dark) "
+        f'{{ html.sl:not([data-theme="light"]) {{ {_DARK_INKS} {dark} }} }}\n'
+        f"@media screen {{ {notebooks} {{ {inks} {dark} }} }}\n"
     )
 
 

@@ -87,8 +87,6 @@ def certainty(value: Value) -> str:
     """`exact`, `certified` (the error is a bound) or `estimated`, from what the value says about itself."""
     if value.exact:
         return "exact"
-    stated = value.details.get("certainty")
-    if stated in CERTAINTIES:
-        return str(stated)
     method = value.method.lower()
-    return "certified" if any(word in method for word in ("certified", "residual", "bound")) else "estimated"
+    bounded = "residual" in value.details or any(word in method for word in ("certified", "residual", "lanczos"))
+    return "certified" if bounded else "estimated"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -15,8 +16,10 @@ from spiritlevel.report.records import Records
 from spiritlevel.report.tables import grouped
 from spiritlevel.result import Report
 
+Chart = Callable[[], Drawing]
+
 _LINES = 6  # lines that one chart can carry and still be read
-_CHARTS = 12  # charts of one kind that a page shows
+_CHARTS = 8  # charts of one kind that a page shows
 
 
 @dataclass(frozen=True)
@@ -59,37 +62,39 @@ def layer_section(reports: Mapping[str, Report]) -> Section | None:
         return None
     charts = _one_model_charts(reports, profiles) if len(reports) == 1 else _many_model_charts(reports, profiles)
     text = "Where along the depth the sharpness sits. Crosses mark layers whose value is zero or negative."
-    return Section("layers", "Layers", (text,), tuple(charts[:_CHARTS]))
+    return _with_charts("layers", "Layers", text, charts)
 
 
 def neuron_section(reports: Mapping[str, Report]) -> Section | None:
     """How neuron measures are spread within every layer, a chart a model on a common scale."""
-    charts: list[Drawing] = []
+    charts: list[Chart] = []
     for label, name in _distinct(reports, lambda report, name: _tensors(report, name)).items():
         shown = {model: report[name].neurons for model, report in reports.items() if name in report}
         limits = _limits([values for neurons in shown.values() for values in neurons.values()])
         for model, neurons in shown.items():
             title = f"{label} of every neuron{f', {plain_text(model)}' if model else ''}"
-            charts.append(neuron_distribution(neurons, title=title, label=label.split(" / ")[0], limits=limits))
+            charts.append(partial(neuron_distribution, neurons, title=title, label=plain_text(name), limits=limits))
     if not charts:
         return None
     text = (
         "Each dot stands for the same share of a layer's neurons, the bar for the median, the box for the middle half. "
         "A dead neuron is exactly zero: no sample passes through it."
     )
-    return Section("neurons", "Neurons", (text,), tuple(charts[:_CHARTS]))
+    return _with_charts("neurons", "Neurons", text, charts)
 
 
 def convergence_section(reports: Mapping[str, Report]) -> Section | None:
     """The histories of iterative methods, where a value carries one."""
-    charts = []
+    charts: list[Chart] = []
     names = dict.fromkeys(name for report in reports.values() for name in report)
     for name in names:
         histories = {model or name: _history(report, name) for model, report in reports.items()}
         histories = {label: history for label, history in histories.items() if len(history) > 1}
         if histories:
-            charts.append(convergence(histories, title=f"Convergence of {plain_text(name)}", label=plain_text(name)))
-    return Section("convergence", "Convergence", (), tuple(charts[:_CHARTS])) if charts else None
+            shown = plain_text(name)
+            charts.append(partial(convergence, histories, title=f"Convergence of {shown}", label=shown))
+    text = "The estimates of an iterative method, step by step."
+    return _with_charts("convergence", "Convergence", text, charts) if charts else None
 
 
 def cost_section(reports: Mapping[str, Report]) -> Section:
@@ -107,6 +112,13 @@ def cost_section(reports: Mapping[str, Report]) -> Section:
         ("Environment", _by_model(reports, _entries([report.environment for report in reports.values()]))),
     ]
     return Section("cost", "Cost and environment", tables=tuple((key, table) for key, table in tables if table.rows))
+
+
+def _with_charts(key: str, heading: str, text: str, charts: list[Chart]) -> Section:
+    """A section of at most as many charts as a page can carry; what is left out is said."""
+    if len(charts) > _CHARTS:
+        text += f" The first {_CHARTS} of {len(charts)} charts; every number is in the saved report."
+    return Section(key, heading, (text,), tuple(chart() for chart in charts[:_CHARTS]))
 
 
 def _ratios(name: str, reports: Mapping[str, Report], first: Report) -> dict[str, tuple[float, float]]:
@@ -146,7 +158,7 @@ def _weights(report: Report, names: Mapping[str, str]) -> set[str]:
     return min(keys, key=len, default=set())
 
 
-def _one_model_charts(reports: Mapping[str, Report], names: Mapping[str, str]) -> list[Drawing]:
+def _one_model_charts(reports: Mapping[str, Report], names: Mapping[str, str]) -> list[Chart]:
     ((model, report),) = reports.items()
     kept = _weights(report, names)
     series = {
@@ -158,7 +170,8 @@ def _one_model_charts(reports: Mapping[str, Report], names: Mapping[str, str]) -
     chunks = [labels[i : i + _LINES] for i in range(0, len(labels), _LINES)]
     title = "Layer measures along the depth" + (f", {plain_text(model)}" if model else "")
     return [
-        layer_profile(
+        partial(
+            layer_profile,
             {label: series[label] for label in chunk},
             title=title if len(chunks) == 1 else f"{title} ({i} of {len(chunks)})",
             errors=errors,
@@ -167,14 +180,15 @@ def _one_model_charts(reports: Mapping[str, Report], names: Mapping[str, str]) -
     ]
 
 
-def _many_model_charts(reports: Mapping[str, Report], names: Mapping[str, str]) -> list[Drawing]:
+def _many_model_charts(reports: Mapping[str, Report], names: Mapping[str, str]) -> list[Chart]:
     kept = set().union(*(_weights(report, names) for report in reports.values()))
-    charts = []
+    charts: list[Chart] = []
     for label, name in names.items():
         having = {model: report[name] for model, report in reports.items() if name in report and report[name].layers}
         series = {m: {layer: v for layer, v in value.layers.items() if layer in kept} for m, value in having.items()}
         errors = {model: value.layer_errors for model, value in having.items()}
-        charts.append(layer_profile(series, title=f"{label} of every layer", label=plain_text(name), errors=errors))
+        title = f"{label} of every layer"
+        charts.append(partial(layer_profile, series, title=title, label=plain_text(name), errors=errors))
     return charts
 
 
