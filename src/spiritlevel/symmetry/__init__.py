@@ -1,8 +1,48 @@
 """Which rescalings leave a network's function alone, and what can be done with them."""
 
+from spiritlevel.symmetry.canonical import Balance, balance, canonicalize
 from spiritlevel.symmetry.discover import find_symmetries
+from spiritlevel.symmetry.input_maps import MappedInput, affine, standardize, whiten
 from spiritlevel.symmetry.layerwise import LayerGroup
-from spiritlevel.symmetry.rescale import Rescaling, rescale_layers
+from spiritlevel.symmetry.manifold import (
+    Directions,
+    inner,
+    layer_directions,
+    layer_metric,
+    neuron_directions,
+    node_metric,
+    riemannian_gradient,
+)
+from spiritlevel.symmetry.reparametrize import Bijection, compose, power_family, radial, weight_normalization
+from spiritlevel.symmetry.rescale import Rescaling, relative_change, rescale_layers
 from spiritlevel.symmetry.symmetries import Group, Slice, Symmetries
 
-__all__ = ["Group", "LayerGroup", "Rescaling", "Slice", "Symmetries", "find_symmetries", "rescale_layers"]
+__all__ = [
+    "Balance",
+    "Bijection",
+    "Directions",
+    "Group",
+    "LayerGroup",
+    "MappedInput",
+    "Rescaling",
+    "Slice",
+    "Symmetries",
+    "affine",
+    "balance",
+    "canonicalize",
+    "compose",
+    "find_symmetries",
+    "inner",
+    "layer_directions",
+    "layer_metric",
+    "neuron_directions",
+    "node_metric",
+    "power_family",
+    "radial",
+    "relative_change",
+    "rescale_layers",
+    "riemannian_gradient",
+    "standardize",
+    "weight_normalization",
+    "whiten",
+]

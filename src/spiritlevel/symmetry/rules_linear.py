@@ -9,7 +9,7 @@ from torch import Tensor
 from spiritlevel.symmetry import scales as sc
 from spiritlevel.symmetry.scales import ONE, Leaf, Scale, Term
 from spiritlevel.symmetry.trace import FIX_ALL, Call, Recorder, Result, rule
-from spiritlevel.symmetry.variables import ANY, FIXED, broadcast, compact
+from spiritlevel.symmetry.variables import ANY, FIXED, broadcast, compact, squeezed
 
 
 def contract(recorder: Recorder, a: Scale, b: Scale, shape: torch.Size, label: str = "") -> Scale:
@@ -42,9 +42,10 @@ def _split(recorder: Recorder, scale: Scale, outer: int, inner: int) -> tuple[li
     """
     outers, inners = [], []
     for c, ids in scale.terms:
-        known = compact(torch.where(ids == ANY, FIXED, ids))
-        if bool((known == FIXED).all()):
+        short = squeezed(ids)
+        if bool(((short == FIXED) | (short == ANY)).all()):
             continue
+        known = compact(torch.where(short == ANY, FIXED, short).expand(ids.shape))
         constant_outside = ids.shape[outer] == 1 or known.stride(outer) == 0
         if ids.shape[inner] == 1:
             is_outer = not constant_outside or (scale.leaf is not None and c > 0)

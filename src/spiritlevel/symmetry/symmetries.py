@@ -1,5 +1,6 @@
 """The result of discovery: independent scale factors and what each of them multiplies and divides."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,14 +121,21 @@ class Symmetries:
 
         return layer_conditions(self)
 
+    @cached_property
+    def _columns(self) -> sparse.csc_matrix:
+        return self.basis.tocsc()
+
     def slices(self, factor: int) -> tuple[Slice, ...]:
         """The slices of parameters and buffers that one factor multiplies (exponent > 0) or divides (< 0)."""
-        column = np.asarray(self.basis[:, [factor]].todense()).ravel()
+        column = torch.from_numpy(self._columns[:, [factor]].toarray().ravel())
+        group = next(group for group in self.groups if factor in group.factors)
         found = []
-        for name, tensor in self.tensors.items():
-            total = sum(c * torch.from_numpy(column)[rows] for c, rows in tensor.terms)
-            assert isinstance(total, Tensor)
-            exponents = sorted({e for e in total.flatten().tolist() if e != 0}, reverse=True)
+        for name in dict.fromkeys((*group.multiplies, *group.divides)):
+            tensor = self.tensors[name]
+            parts = [c * column[rows] for c, rows in tensor.terms]
+            moving = [part for part in parts if bool(part.any())]
+            total = sum(moving, start=torch.zeros((), dtype=torch.float64))
+            exponents = sorted({e for e in torch.unique(total).tolist() if e != 0}, reverse=True)
             found += [Slice(name, e, _index(total == e, tensor.shape)) for e in exponents]
         return tuple(found)
 
@@ -205,13 +213,9 @@ def _least(values: Tensor) -> str:
 
 def _index(mask: Tensor, shape: torch.Size) -> tuple[Any, ...]:
     """The index that selects a broadcastable mask: whole dimensions, and lists of positions along the others."""
-    mask = mask.expand(shape) if mask.dim() == len(shape) else mask
-    dims = range(mask.dim())
-    marked = [mask.any(dim=[e for e in dims if e != d]) if mask.dim() > 1 else mask for d in dims]
-    partial = [d for d in dims if not bool(marked[d].all())]
-    block = torch.ones((), dtype=torch.bool)
-    for d in dims:
-        block = block & marked[d].view([-1 if e == d else 1 for e in dims])
-    if len(partial) <= 1 and torch.equal(block.expand(shape), mask):
-        return tuple(marked[d].nonzero().flatten() if d in partial else slice(None) for d in dims)
-    return tuple(mask.nonzero(as_tuple=True))
+    varying = [d for d, n in enumerate(mask.shape) if n > 1]
+    marked = {d: mask.any(dim=[e for e in range(mask.dim()) if e != d]) if mask.dim() > 1 else mask for d in varying}
+    partial = [d for d in varying if not bool(marked[d].all())]
+    if len(partial) <= 1 and bool(mask.any()) and int(mask.sum()) == math.prod(int(m.sum()) for m in marked.values()):
+        return tuple(marked[d].nonzero().flatten() if d in partial else slice(None) for d in range(len(shape)))
+    return tuple(mask.expand(shape).nonzero(as_tuple=True))

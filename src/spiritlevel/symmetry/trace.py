@@ -84,6 +84,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._scales: dict[int, Scale] = {}
         self._alive: dict[int, list[Tensor]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in here, and guarding against it would load the compiler (seconds) on first use."""
+        return False
+
     def scale_of(self, tensor: Tensor) -> Scale:
         """The scale of a tensor; a parameter met for the first time gets one variable per element."""
         if id(tensor) in self._scales:

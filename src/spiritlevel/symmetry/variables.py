@@ -5,6 +5,7 @@ the variables: equalities v_a = v_b (most of them), and relations Σ c·v = 0 (p
 twice). The solutions form a vector space; its dimension is the number of independent scale factors.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -83,8 +84,7 @@ class Variables:
 
     def label(self, variable: int) -> tuple[str, int]:
         """What a variable scales: the label of its block and its position within the block."""
-        starts = [start for start, _ in self._labels]
-        block = int(np.searchsorted(starts, variable, side="right")) - 1
+        block = bisect_right(self._labels, variable, key=lambda entry: entry[0]) - 1
         start, name = self._labels[block]
         return name, variable - start
 
