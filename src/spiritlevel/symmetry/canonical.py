@@ -66,7 +66,7 @@ def balance(model: nn.Module, symmetries: Symmetries) -> Balance:
 
 
 def _terms(symmetries: Symmetries, state: dict[str, Tensor]) -> tuple[Floats, sparse.csr_matrix]:
-    """m and the rows a_j of F, one for each combination of exponents that some nonzero parameter has."""
+    """m and the rows a_j of F: sums of squared parameters with the exponents they share."""
     masses, rows = [], []
     for name, tensor in symmetries.tensors.items():
         if tensor.is_buffer:
@@ -84,15 +84,13 @@ def _terms(symmetries: Symmetries, state: dict[str, Tensor]) -> tuple[Floats, sp
 
 
 def _squares(tensor: TensorScale, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The combinations of basis rows that occur in a parameter, and the sum of its squares for each."""
+    """The basis rows that scale the parts of a parameter, and the sum of squares of each part."""
     squares, keys = value.double().cpu().square(), [rows for _, rows in tensor.terms]
     constant = [d for d in range(squares.dim()) if all(rows.shape[d] == 1 for rows in keys)]
     squares = squares.sum(dim=constant, keepdim=True) if constant else squares
     for d in range(squares.dim()):
         squares, keys = _merged_along(squares, keys, d)
-    stacked = torch.stack([rows.expand(squares.shape).flatten() for rows in keys], dim=1)
-    combinations, inverse = torch.unique(stacked, dim=0, return_inverse=True)
-    return combinations, torch.zeros(len(combinations), dtype=torch.float64).index_add_(0, inverse, squares.flatten())
+    return torch.stack([rows.expand(squares.shape).flatten() for rows in keys], dim=1), squares.flatten()
 
 
 def _merged_along(squares: Tensor, keys: list[Tensor], dim: int) -> tuple[Tensor, list[Tensor]]:
