@@ -161,6 +161,8 @@ def _softmax_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
     scaled = u / (1 + root[..., -1:])
     eye = torch.eye(p.shape[2], dtype=p.dtype, device=p.device)
     columns = root.unsqueeze(3) * (eye - scaled.unsqueeze(3) * u.unsqueeze(2))
+    if targets.is_floating_point():  # −Σ_c y_c log p_c has the Hessian (Σ_c y_c)(diag(p) − ppᵀ)
+        columns = columns * targets.sum(1).reshape(p.shape[:2]).sqrt()[..., None, None]
     positions = p.shape[1]
     return OutputFactor(
         columns[..., :-1] / positions**0.5, None, lambda vector: vector.mT.reshape(outputs.shape).contiguous()
@@ -178,6 +180,11 @@ def _check_labels(outputs: Any, targets: Any) -> None:
             raise SpiritLevelError(
                 f"cross entropy needs integer labels of shape {_label_shape(outputs)} or class probabilities of shape "
                 f"{tuple(outputs.shape)}; got {targets.dtype} of shape {tuple(targets.shape)}: use y.long()"
+            )
+        if bool((targets < 0).any()):
+            sample = int((targets < 0).nonzero()[0][0])
+            raise SpiritLevelError(
+                f"the class probabilities of sample {sample} are negative: {targets[sample].tolist()}"
             )
         return
     if tuple(targets.shape) != _label_shape(outputs):
