@@ -192,7 +192,6 @@ _STRAIGHT = frozenset(
         "relu",
         "relu6",
         "leaky_relu",
-        "prelu",
         "rrelu",
         "threshold",
         "hardtanh",
@@ -266,6 +265,8 @@ _STRAIGHT = frozenset(
 _PRODUCTS = frozenset(
     [
         "mul",
+        "prelu",  # its slope times the negative part
+        "linear",
         "matmul",
         "einsum",
         "baddbmm",
@@ -289,6 +290,8 @@ _NORMALIZATIONS = frozenset(["layer_norm", "group_norm", "instance_norm", "batch
 VECTOR_USES = frozenset(
     ["add", "sub", "mul", "expand", "prelu", "batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 )
+# Linear maps with a fixed matrix use their bias as a shift.
+_BIASED = frozenset(["linear"]) | _CONVOLUTIONS | _TRANSPOSED
 # Python functions of torch whose bodies hold linear maps of parameters; the trace walks into them.
 _COMPOSITE = frozenset(["multi_head_attention_forward"])
 
@@ -314,7 +317,7 @@ class ParameterMode(TorchFunctionMode):
         if name in _COMPOSITE:
             with self:
                 return _opened(function)(*args, **kwargs)
-        if name in ("t", "T", "mT", "transpose") and id(args[0]) in self._names and args[0].dim() == 2:
+        if _transposes(name, args, kwargs) and id(args[0]) in self._names and args[0].dim() == 2:
             result = function(*args, **kwargs)
             parameter, flipped = self._names[id(args[0])]
             self._alive.append(result)
@@ -439,6 +442,14 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
     )
 
 
+def _transposes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this operation swaps the two dimensions of a matrix."""
+    if name == "permute":
+        dims = args[1:] if len(args) != 2 or isinstance(args[1], int) else args[1]
+        return [d % 2 for d in (kwargs.get("dims") or dims)] == [1, 0]
+    return name in ("t", "T", "mT", "transpose")
+
+
 def _opened(function: Any) -> Function:
     """The same Python function, whose own dispatch is switched off, so that the mode sees the calls inside it."""
     quiet = {**function.__globals__, "has_torch_function": lambda _: False}
@@ -513,13 +524,17 @@ class Tracer(ParameterMode):
             self._bend_by(name, args, kwargs, operands, sets)
             self._note_matrices(name, operands)
             used = {p for p in map(self.name_of, operands) if p is not None}
-            if name not in VECTOR_USES or not isinstance(result, Tensor):
+            if not isinstance(result, Tensor) or not (name in VECTOR_USES or used <= self._bias(name, args, kwargs)):
                 self.bend(used, f"used by {name} in a way the exact sweep does not know")
                 used = set()
             if name == "setitem":
                 self._remember(args[0], union)
             self._record(result, frozenset() if name in ("detach", "data") else union, used)
         return result
+
+    def _bias(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str | None]:
+        """The parameter that a linear map with a fixed matrix adds to its result."""
+        return {self.name_of(_bound(("input", "weight", "bias"), args, kwargs)[2])} if name in _BIASED else set()
 
     def _record(self, result: Any, depends: frozenset[str], used: Iterable[str]) -> None:
         self._seen.update(depends)
@@ -534,7 +549,7 @@ class Tracer(ParameterMode):
 
     def _note_matrices(self, name: str, operands: list[Tensor]) -> None:
         """A matrix that meets activations in another way is a layer too, though not one the exact sweep knows."""
-        if name not in _PRODUCTS or name == "mul":
+        if name not in _PRODUCTS or name in ("mul", "prelu"):
             return
         for operand in operands:
             found = self._names.get(id(operand))

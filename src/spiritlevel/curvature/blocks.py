@@ -95,7 +95,7 @@ class GaussNewtonBlocks:
         size = 0
         for use in tapped.linear_uses():
             deltas = torch.stack([pairs[id(use)][0] for pairs in arrived if id(use) in pairs] or [use.result * 0])
-            leaf = use.linear.weight.detach().requires_grad_()
+            leaf = self.problem.parameters[use.linear.layer.name].detach().requires_grad_()  # as stored
             with torch.enable_grad():
                 result = use.linear.apply(use.phi, leaf)
             layers.setdefault(use.linear.layer.name, []).append(_Pulled(use, leaf, result, deltas))

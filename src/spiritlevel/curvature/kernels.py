@@ -86,18 +86,25 @@ class Windows:
         if linear.kind == "convolution":
             g = torch.bmm(self._grouped(delta.flatten(2).unsqueeze(2)), self._phi.mT)
         else:  # z = φ ⊛ᵀ W: the roles of φ and δ are swapped
-            g = torch.bmm(self._phi, self._grouped(_unfold(delta, self._kernel, linear.settings)).mT)
+            windows = _unfold(delta, self._kernel, linear.settings, most=tuple(self.use.phi.shape[2:]))
+            g = torch.bmm(self._phi, self._grouped(windows).mT)
         g = g.reshape(-1, *linear.weight.shape)
         repeat = self.use.axis.repeat
         return g if repeat == 1 else g.reshape(-1, repeat, *linear.weight.shape).sum(1)
 
 
-def _unfold(array: Tensor, kernel: tuple[int, ...], settings: Mapping[str, Any]) -> Tensor:
-    """(samples, channels, kernel positions, output positions) of a convolution of any dimension."""
+def _unfold(
+    array: Tensor, kernel: tuple[int, ...], settings: Mapping[str, Any], most: tuple[int, ...] | None = None
+) -> Tensor:
+    """(samples, channels, kernel positions, output positions) of a convolution of any dimension.
+
+    most: At most so many output positions; a wide output padding leaves room for more than a transposed map has.
+    """
     dims = len(kernel)
     stride, dilation = settings.get("stride", (1,) * dims), settings.get("dilation", (1,) * dims)
     padded = F.pad(array, _padding(settings.get("padding", (0,) * dims), kernel, dilation))
     sizes = [(padded.shape[2 + d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(dims)]
+    sizes = sizes if most is None else list(map(min, sizes, most))
     steps = padded.stride()
     view = padded.as_strided(
         (*padded.shape[:2], *kernel, *sizes),

@@ -123,7 +123,7 @@ class Tap(ParameterMode):
             leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, Tensor) and self.name_of(leaf) is not None
         ]
         result = function(*args, **kwargs)
-        if not used or not isinstance(result, Tensor) or not result.is_floating_point():
+        if name not in VECTOR_RULES or not used or not isinstance(result, Tensor) or not result.is_floating_point():
             return result
         axes = {str(self.name_of(leaf)): self._next_axis(str(self.name_of(leaf))) for leaf in used}
         for parameter, axis in axes.items():
@@ -171,6 +171,12 @@ def _shift(parameter: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return None, None
 
 
+def _channel_shift(
+    parameter: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor | None, int | None]:
+    return None, 1
+
+
 def _scale(parameter: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int | None]:
     operands = (*args, *kwargs.values())
     other = next((operand for operand in operands if operand is not parameter), parameter)
@@ -202,6 +208,13 @@ VECTOR_RULES: dict[str, Rule] = {
     "expand": _shift,
     "mul": _scale,
     "prelu": _channel,
+    "linear": _shift,
+    "conv1d": _channel_shift,
+    "conv2d": _channel_shift,
+    "conv3d": _channel_shift,
+    "conv_transpose1d": _channel_shift,
+    "conv_transpose2d": _channel_shift,
+    "conv_transpose3d": _channel_shift,
     "batch_norm": _normalization(
         ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"), 1, F.batch_norm
     ),
