@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from spiritlevel.batches import Batch, Data
@@ -363,7 +364,8 @@ class Problem:
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
+    # The fused attention kernels have no second derivative.
+    with torch.random.fork_rng(devices=devices), sdpa_kernel(SDPBackend.MATH):
         try:
             for module, _ in modes:
                 module.training = False
