@@ -97,7 +97,14 @@ def sample_report(scale: float = 1.0, plain: float = 1.0) -> Report:
         layered("kappa_trace_sum", (110.0 * scale, 455.0 * scale, 123.0 * scale)),
         layered("rho_sum", tuple(float(rho[layer].sum()) for layer in LAYERS), neurons=rho),
     )  # fmt: skip
-    problem = {"loss": "cross_entropy", "samples": 1797, "parameters": 6218, "layers": list(LAYERS), "dtype": "float64"}
+    problem = {
+        "loss_function": "cross_entropy",
+        "samples": 1797,
+        "parameters": 6218,
+        "layers": list(LAYERS),
+        "dtype": "float64",
+        "estimated_layers": {},
+    }
     cost = Cost(passes=41.0, products=31.0, gradients=210.0, seconds=3.21, peak_memory=84_000_000)
     return Report({value.name: value for value in values}, 0.01234, cost, problem, ENVIRONMENT)
 

@@ -48,10 +48,13 @@ def test_the_plain_measure_says_the_opposite() -> None:
 
 
 def test_the_measures_disagree() -> None:
-    first, second = report(kappa_sum=1.0, rho_sum=4.0), report(kappa_sum=3.0, rho_sum=2.0)
-    assert answer({"A": first, "B": second}, RECORDS)[0] == (
-        "The invariant measures disagree: “A” is flatter by 1 of 2 (κ sum), “B” is flatter by 1 of 2 (ρ sum)."
-    )
+    first, second = report(kappa_sum=1.0, rho_sum=4.0, fisher_rao_norm=4.0), report(
+        kappa_sum=3.0, rho_sum=2.0, fisher_rao_norm=2.0
+    )  # fmt: skip
+    assert answer({"A": first, "B": second}, RECORDS)[:2] == [
+        "The invariant measures disagree: “B” is flatter by 2 of 3, “A” by 1.",
+        "“A” is the flatter one by κ sum.",
+    ]
 
 
 def test_a_difference_within_the_errors_is_no_difference() -> None:
@@ -91,20 +94,23 @@ def test_a_rescaled_neuron_is_a_twin_for_those_who_survive_it() -> None:
 def test_one_report_states_values_loss_and_convergence() -> None:
     sentences = answer({"": sample_report()}, RECORDS)
     assert sentences == [
-        "The network has a Riemannian nodewise spectral norm of 1.8765 ± 2×10⁻⁵ and a normalized sharpness of 7.6000, "
+        "The network has a normalized sharpness of 7.6000 and a ρ sum of 7.8310, "
         "whatever the scale of its layers and neurons.",
         "Measured by 11 measures at a loss of 0.01234 over 1,797 samples.",
         "1 of 11 values did not reach the tolerance: epsilon sharpness.",
     ]
     good = only(sample_report(), "kappa_sum", "hessian_trace")
-    assert answer({"net": good}, RECORDS)[0] == "“net” has a κ sum of 88.000 ± 0.003, whatever the scale of its layers."
+    assert (
+        answer({"net": good}, RECORDS)[0]
+        == "“net” has a κ sum of 88.000\u00a0±\u00a00.003, whatever the scale of its layers."
+    )
     assert answer({"net": good}, RECORDS)[-1] == "Every value reached the tolerance asked for."
     plain = only(sample_report(), "hessian_trace")
     assert "none of which survives a rescaling" in answer({"net": plain}, RECORDS)[0]
 
 
 def test_different_problems_are_pointed_out() -> None:
-    other = replace(sample_report(scale=2.0), problem={"loss": "mse", "samples": 10})
+    other = replace(sample_report(scale=2.0), problem={"loss_function": "mse", "samples": 10})
     sentences = said({"A": sample_report(), "B": other})
     assert "different losses (cross_entropy, mse)" in sentences
     assert "different numbers of samples (1797, 10)" in sentences

@@ -134,7 +134,7 @@ def test_a_measure_without_a_record_claims_nothing() -> None:
 
 def test_the_loss_that_sees_no_output_scale_adds_the_third_invariance() -> None:
     report = only(sample_report(), "rho_sum")
-    normalized = replace(report, problem={"loss": "normalized_cross_entropy"})
+    normalized = replace(report, problem={"loss_function": "normalized_cross_entropy"})
     assert "L N O" in render(report_table(normalized, RECORDS), 80)
     assert "L N O" not in render(report_table(report, RECORDS), 80)
 

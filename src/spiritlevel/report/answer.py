@@ -122,17 +122,22 @@ def _single(name: str, report: Report, records: Records) -> list[str]:
     over = f" over {samples:,} samples" if isinstance(samples, int) else ""
     loss = f"at a loss of {significant(report.loss, 4)}{over}"
     chosen = [name for name in invariant_names({name: report}, records) if math.isfinite(report[name].value)]
-    chosen.sort(key=lambda name: -_strength(report[name], records))
+    chosen.sort(key=lambda name: (-_strength(report[name], records), not report[name].exact))
     if not chosen:
         counted = _count(len(report), "measure")
         return [f"{who} was measured by {counted} {loss}, none of which survives a rescaling of its weights."]
     shown = chosen[:2]
-    values = _listed([f"a {spoken(name)} of {with_error(report[name].value, report[name].error)}" for name in shown])
+    values = _listed([f"a {spoken(name)} of {_amount(report[name])}" for name in shown])
     scales = "layers and neurons" if all(_strength(report[name], records) > 1 for name in shown) else "layers"
     return [
         f"{who} has {values}, whatever the scale of its {scales}.",
         f"Measured by {_count(len(report), 'measure')} {loss}.",
     ]
+
+
+def _amount(value: Value) -> str:
+    """Value and error, kept together at the end of a line."""
+    return with_error(value.value, value.error).replace(" ", "\u00a0")
 
 
 def _strength(value: Value, records: Records) -> int:
@@ -202,7 +207,7 @@ def _pair(a: str, b: str, reports: Mapping[str, Report], invariant: Sequence[str
     if not by_invariant.count:
         return ["No invariant measure was computed for both models, so nothing here says which minimum is flatter."]
     if by_invariant.first and by_invariant.second:
-        return [_disagreement(a, b, by_invariant)]
+        return _disagreement(a, b, by_invariant)
     if not by_invariant.first:
         return [f"No invariant measure can tell {_quoted(a)} and {_quoted(b)} apart within its error."]
     return [_agreement(a, b, by_invariant) + _plain_clause(by_plain)]
@@ -230,12 +235,15 @@ def _plain_clause(by_plain: Verdict) -> str:
     return "; the plain measures agree." if by_plain.first and not by_plain.undecided else "."
 
 
-def _disagreement(a: str, b: str, by_invariant: Verdict) -> str:
-    sides = []
-    for model, names in ((a, by_invariant.first), (b, by_invariant.second)):
-        listed = _listed([spoken(name) for name in names])
-        sides.append(f"{_quoted(model)} is flatter by {len(names)} of {by_invariant.count} ({listed})")
-    return f"The invariant measures disagree: {sides[0]}, {sides[1]}."
+def _disagreement(a: str, b: str, by_invariant: Verdict) -> list[str]:
+    """How many measures stand on each side, and which on the smaller."""
+    sides = sorted(((a, by_invariant.first), (b, by_invariant.second)), key=lambda side: -len(side[1]))
+    (more, most), (less, few) = sides
+    counts = f"{_quoted(more)} is flatter by {len(most)} of {by_invariant.count}, {_quoted(less)} by {len(few)}"
+    return [
+        f"The invariant measures disagree: {counts}.",
+        f"{_quoted(less)} is the flatter one by {_listed([spoken(name) for name in few])}.",
+    ]
 
 
 def _ranking(reports: Mapping[str, Report], invariant: Sequence[str], plain: Sequence[str]) -> list[str]:
@@ -281,7 +289,7 @@ def _convergence(reports: Mapping[str, Report]) -> list[str]:
 def _cautions(reports: Mapping[str, Report]) -> list[str]:
     """Where the problems differ, a comparison of their numbers says less."""
     found = []
-    for key, words in (("loss", "losses"), ("samples", "numbers of samples")):
+    for key, words in (("loss_function", "losses"), ("samples", "numbers of samples")):
         seen = list(dict.fromkeys(str(report.problem[key]) for report in reports.values() if key in report.problem))
         if len(seen) > 1:
             listed = ", ".join(map(plain_text, seen))

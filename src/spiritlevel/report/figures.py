@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from torch import Tensor
@@ -25,6 +26,8 @@ from spiritlevel.report.numbers import Cell, Numbers, plain_text, power_of_ten, 
 Ratios = Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
 
 _WIDTH = 4.7  # inches: legible when a telephone shrinks it, two side by side on a desk
+_MANTISSAS = ((1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
+_DECADES = 8.0  # of neurons shown below the largest; smaller ones stand at the lower edge
 _DOTS, _ALL_DOTS = 80, 400  # the most dots of a layer, and of a figure
 _MARKERS = 40  # the most markers of a line
 
@@ -44,7 +47,8 @@ def layer_profile(
     layers = list(dict.fromkeys(layer for profile in series.values() for layer in profile))
     scale = _LogScale.of(value for profile in series.values() for value in profile.values())
     with style():
-        figure, axes = _figure(axes, height=2.7)
+        rows_below = math.ceil(len(series) / _legend_columns(series)) if len(series) > 1 else 0
+        figure, axes = _figure(axes, height=2.4 + 0.18 * rows_below)
         for index, (name, profile) in enumerate(series.items()):
             places = [i for i, layer in enumerate(layers) if not math.isnan(profile.get(layer, math.nan))]
             values = [profile[layers[i]] for i in places]
@@ -73,7 +77,9 @@ def neuron_distribution(
     bar is the median, the box holds the middle half. Neurons that are exactly zero are dead. `limits` fixes the scale.
     """
     strips = {layer: _Strip.of(values) for layer, values in neurons.items()}
-    scale = _LogScale.of([*(limits or ()), *(v for strip in strips.values() for v in strip.alive)], floor=True)
+    shown = [*(limits or ()), *(v for strip in strips.values() for v in strip.alive)]
+    lowest = max(shown, default=1.0) / 10**_DECADES
+    scale = _LogScale.of((max(value, lowest) for value in shown), floor=True)
     with style():
         figure, axes = _figure(axes, height=2.7)
         _draw_strips(axes, list(strips.values()), scale)
@@ -96,6 +102,7 @@ def neuron_distribution(
     words = (
         f"One strip of dots for each of {len(strips)} layers on a logarithmic scale, with median and quartiles. "
         f"{dead} of {total} neurons are dead: exactly zero, marked by crosses below the scale."
+        f"{_smaller(strips.values(), lowest)}"
     )
     return _finished(figure, Numbers(columns, rows), plain_text(title), words)
 
@@ -116,7 +123,7 @@ def ratio_comparison(
     ratios = [ratio for _, _, models in rows for ratio, _ in models.values()]
     scale = _LogScale.of([1.0, *ratios])
     with style():
-        figure, axes = _figure(axes, height=0.95 + 0.27 * (len(rows) + len(groups)))
+        figure, axes = _figure(axes, height=0.95 + 0.23 * (len(rows) + len(groups)))
         depth = _ratio_rows(axes, groups, reference, names)
         scale.apply(axes.xaxis, axes)
         axes.axvline(1.0, color=INK, linewidth=0.8)
@@ -188,17 +195,17 @@ class _LogScale:
 
     def ticks(self) -> list[float]:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-        if last - first <= 3:
-            fine = [m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5)]
+        for mantissas in _MANTISSAS if last - first <= 3 else ():
+            fine = [m * 10.0**e for e in range(first, last + 1) for m in mantissas]
             inside = [tick for tick in fine if self.low <= tick <= self.high]
-            if len(inside) <= 7:
+            if 3 <= len(inside) <= 8:
                 return inside
         every = max(1, math.ceil((last - first) / 6))
         return [10.0**e for e in range(first, last + 1) if e % every == 0 and self.low <= 10.0**e <= self.high]
 
     def apply(self, axis: Axis, axes: Axes) -> None:
         vertical = axis is axes.yaxis
-        bottom = self.floor / 1.3 if self.floor else self.low
+        bottom = self.floor / math.sqrt(self.low / self.floor) if self.floor else self.low
         (axes.set_yscale if vertical else axes.set_xscale)("log")
         (axes.set_ylim if vertical else axes.set_xlim)(bottom, self.high)
         ticks = self.ticks() + ([self.floor] if self.floor else [])
@@ -247,6 +254,11 @@ class _Strip:
         )
 
 
+def _smaller(strips: Iterable[_Strip], lowest: float) -> str:
+    count = sum(value < lowest for strip in strips for value in strip.alive)
+    return f" {count} are smaller than the scale and stand at its lower edge." if count else ""
+
+
 def _draw_strips(axes: Axes, strips: Sequence[_Strip], scale: _LogScale) -> None:
     """Dots, boxes and medians of every layer, and crosses for what is not positive, each kind in one stroke."""
     most = min(_DOTS, _ALL_DOTS // max(len(strips), 1))
@@ -254,12 +266,16 @@ def _draw_strips(axes: Axes, strips: Sequence[_Strip], scale: _LogScale) -> None
     if most >= 5:
         # The golden ratio spreads neighbours in rank far apart without chance.
         across = [place + 0.5 * ((i * 0.6180339887) % 1 - 0.5) for place, i, _ in dots]
-        axes.plot(across, [y for _, _, y in dots], ".", color=series_colour(1), markersize=3.5, alpha=0.75)
+        inside = [max(y, scale.low) for _, _, y in dots]
+        axes.plot(across, inside, ".", color=series_colour(1), markersize=3.5, alpha=0.75)
     alive = [(place, strip) for place, strip in enumerate(strips) if strip.alive]
     places = [place for place, _ in alive]
-    low, middle, high = ([strip.quantile(share) for _, strip in alive] for share in (0.25, 0.5, 0.75))
-    heights = [top - bottom for top, bottom in zip(high, low, strict=True)]
-    axes.bar(places, heights, 0.62, low, fill=False, edgecolor=INK, linewidth=0.8)
+    low, middle, high = ([max(strip.quantile(share), scale.low) for _, strip in alive] for share in (0.25, 0.5, 0.75))
+    corners = [
+        [(place - 0.31, bottom), (place + 0.31, bottom), (place + 0.31, top), (place - 0.31, top)]
+        for place, bottom, top in zip(places, low, high, strict=True)
+    ]
+    axes.add_collection(PolyCollection(corners, facecolors="none", edgecolors=INK, linewidths=0.8))
     axes.hlines(middle, [p - 0.31 for p in places], [p + 0.31 for p in places], color=INK, linewidth=1.8)
     crossed = [(place, strip.words()) for place, strip in enumerate(strips) if strip.words()]
     floor = scale.place(0.0)
@@ -326,11 +342,16 @@ def _layer_ticks(axes: Axes, layers: Sequence[str]) -> None:
         axes.set_xlabel("layer (its number along the depth; names in the table)")
 
 
+def _legend_columns(labels: Iterable[str]) -> int:
+    """How many entries fit beside each other; in points a handle with its gaps takes 44, a letter 4.6."""
+    return max(1, int(72 * _WIDTH // (44 + 4.6 * max(map(len, labels), default=0))))
+
+
 def _legend(axes: Axes, count: int, always: bool = False) -> None:
     if count > 1 or always:
         handles, labels = axes.get_legend_handles_labels()
-        columns = 3 if sum(map(len, labels)) < 40 or count > 4 else 2
-        axes.figure.legend(handles, labels, loc="outside lower center", ncols=min(count, columns), handlelength=3.2)
+        columns = _legend_columns(labels)
+        axes.figure.legend(handles, labels, loc="outside lower center", ncols=min(count, columns), handlelength=3.0)
 
 
 def _ratio_rows(axes: Axes, groups: Ratios, reference: str, names: Sequence[str]) -> int:

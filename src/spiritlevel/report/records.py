@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from spiritlevel.result import Report, Value
 
@@ -41,17 +41,13 @@ Records = Mapping[str, MeasureRecord]
 def known_records(records: Records | Iterable[MeasureRecord] | None = None) -> Records:
     """Name → record: of `records`, or of every measure of the library."""
     if records is None:
-        records = _library()
+        # Only when called: the measures load the engine, and a saved report can be shown without it.
+        from spiritlevel.measures import list_measures
+
+        records = list_measures()
     if isinstance(records, Mapping):
         return records
     return {record.name: record for record in records}
-
-
-def _library() -> Records | Iterable[MeasureRecord]:
-    import spiritlevel.measures
-
-    listed: Any = getattr(spiritlevel.measures, "list_measures", dict)()
-    return listed  # type: ignore[no-any-return]
 
 
 def record_of(value: Value, records: Records) -> MeasureRecord | None:
@@ -67,7 +63,7 @@ def invariances(value: Value, report: Report, records: Records) -> frozenset[str
     record = record_of(value, records)
     if record is None:
         return None
-    scale_free = report.problem.get("loss") == "normalized_cross_entropy"
+    scale_free = report.problem.get("loss_function") == "normalized_cross_entropy"
     return frozenset(record.invariant_under) | ({"output"} if scale_free else frozenset())
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from spiritlevel.result import Report
 Chart = Callable[[], Drawing]
 
 _LINES = 6  # lines that one chart can carry and still be read
-_CHARTS = 8  # charts of one kind that a page shows
+_CHARTS, _ROWS = 12, 1000  # charts of one kind that a page shows, and layers that they have in all
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def layer_section(reports: Mapping[str, Report]) -> Section | None:
         return None
     charts = _one_model_charts(reports, profiles) if len(reports) == 1 else _many_model_charts(reports, profiles)
     text = "Where along the depth the sharpness sits. Crosses mark layers whose value is zero or negative."
-    return _with_charts("layers", "Layers", text, charts)
+    return _with_charts("layers", "Layers", text, charts, _depth(reports))
 
 
 def neuron_section(reports: Mapping[str, Report]) -> Section | None:
@@ -73,14 +74,14 @@ def neuron_section(reports: Mapping[str, Report]) -> Section | None:
         limits = _limits([values for neurons in shown.values() for values in neurons.values()])
         for model, neurons in shown.items():
             title = f"{label} of every neuron{f', {plain_text(model)}' if model else ''}"
-            charts.append(partial(neuron_distribution, neurons, title=title, label=plain_text(name), limits=limits))
+            charts.append(partial(neuron_distribution, neurons, title=title, label=label, limits=limits))
     if not charts:
         return None
     text = (
         "Each dot stands for the same share of a layer's neurons, the bar for the median, the box for the middle half. "
         "A dead neuron is exactly zero: no sample passes through it."
     )
-    return _with_charts("neurons", "Neurons", text, charts)
+    return _with_charts("neurons", "Neurons", text, charts, _depth(reports))
 
 
 def convergence_section(reports: Mapping[str, Report]) -> Section | None:
@@ -114,11 +115,18 @@ def cost_section(reports: Mapping[str, Report]) -> Section:
     return Section("cost", "Cost and environment", tables=tuple((key, table) for key, table in tables if table.rows))
 
 
-def _with_charts(key: str, heading: str, text: str, charts: list[Chart]) -> Section:
-    """A section of at most as many charts as a page can carry; what is left out is said."""
-    if len(charts) > _CHARTS:
-        text += f" The first {_CHARTS} of {len(charts)} charts; every number is in the saved report."
-    return Section(key, heading, (text,), tuple(chart() for chart in charts[:_CHARTS]))
+def _with_charts(key: str, heading: str, text: str, charts: list[Chart], depth: int = 1) -> Section:
+    """A section of at most as many charts of networks of that depth as a page can carry; what is left out is said."""
+    most = min(_CHARTS, max(1, _ROWS // max(depth, 1)))
+    if len(charts) > most:
+        text += f" The first {most} of {len(charts)} charts; every number is in the saved report."
+    return Section(key, heading, (text,), tuple(chart() for chart in charts[:most]))
+
+
+def _depth(reports: Mapping[str, Report]) -> int:
+    """The number of layers of the deepest network."""
+    values = [value for report in reports.values() for value in report.values.values()]
+    return max((max(len(value.layers), len(value.neurons)) for value in values), default=0)
 
 
 def _ratios(name: str, reports: Mapping[str, Report], first: Report) -> dict[str, tuple[float, float]]:
@@ -145,7 +153,18 @@ def _distinct(reports: Mapping[str, Report], profile: Callable[[Report, str], tu
         found = tuple(profile(report, name) if name in report else () for report in reports.values())
         if any(found):
             by_profile.setdefault(found, []).append(name)
-    return {" / ".join(map(plain_text, names)): names[0] for names in by_profile.values()}
+    return {_merged([plain_text(name) for name in names]): names[0] for names in by_profile.values()}
+
+
+def _merged(names: list[str]) -> str:
+    """One label for measures that share a profile.
+
+    >>> _merged(["kappa_max", "kappa_sum"]), _merged(["rho_sum"]), _merged(["a", "b"])
+    ('kappa_max/sum', 'rho_sum', 'a/b')
+    """
+    shared = takewhile(lambda words: len(set(words)) == 1, zip(*(name.split("_") for name in names), strict=False))
+    stem = "".join(f"{words[0]}_" for words in shared) if len(names) > 1 else ""
+    return stem + "/".join(name.removeprefix(stem) for name in names)
 
 
 def _tensors(report: Report, name: str) -> tuple[object, ...]:
@@ -188,7 +207,7 @@ def _many_model_charts(reports: Mapping[str, Report], names: Mapping[str, str]) 
         series = {m: {layer: v for layer, v in value.layers.items() if layer in kept} for m, value in having.items()}
         errors = {model: value.layer_errors for model, value in having.items()}
         title = f"{label} of every layer"
-        charts.append(partial(layer_profile, series, title=title, label=plain_text(name), errors=errors))
+        charts.append(partial(layer_profile, series, title=title, label=label, errors=errors))
     return charts
 
 
@@ -217,12 +236,20 @@ def _by_model(reports: Mapping[str, Report], entries: Mapping[str, list[Cell]]) 
 
 
 def _entries(mappings: list[Mapping[str, object]] | list[Mapping[str, str]]) -> dict[str, list[Cell]]:
+    """Key → its entry in every mapping, as text; keys that are empty everywhere are left out."""
     keys = dict.fromkeys(key for mapping in mappings for key in mapping)
-    return {plain_text(key): [_entry(mapping.get(key, "")) for mapping in mappings] for key in keys}
+    entries: dict[str, list[Cell]] = {
+        plain_text(key): [_entry(mapping.get(key, "")) for mapping in mappings] for key in keys
+    }
+    return {key: cells for key, cells in entries.items() if any(cells)}
 
 
 def _entry(entry: object) -> str:
-    if isinstance(entry, int | float) and not isinstance(entry, bool):
+    if isinstance(entry, float):
+        return f"{entry:g}"
+    if isinstance(entry, int) and not isinstance(entry, bool):
         return cell_text(entry)
+    if isinstance(entry, Mapping):
+        entry = [f"{key}: {item}" for key, item in entry.items()]
     words = ", ".join(map(str, entry)) if isinstance(entry, list | tuple) else str(entry)
     return words if len(words) <= 200 else f"{words[:200]}…"
