@@ -17,7 +17,6 @@ from torch import Tensor
 from spiritlevel.curvature.hessian import Flat
 from spiritlevel.problem import Problem
 
-
 RANDOM_STARTS = 2
 
 

@@ -8,7 +8,7 @@ compares one product with a central difference of gradients and picks a way that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,6 +96,8 @@ class HessianProducts:
         self.notes: list[str] = []
         self.method = method or self._preflight()
         self._budget = budget
+        # Small enough that a tenth of the data is a chunk, large enough to keep matrix products efficient.
+        self._chunk_size = max(1, min(problem.chunk_size, max(64, -(-problem.samples // 10))))
         self._kept: list[_Kept] = []
         self._prepared = False
         self.loss: float | None = None
@@ -103,13 +105,43 @@ class HessianProducts:
 
     def __call__(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """H times every vector, in one pass over the data."""
+        found = self._sum(vectors, self._chunks())
+        self.problem.work.add(passes=1, products=len(vectors))
+        return found
+
+    def on_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """H times every vector over about a tenth of the data only: a cheap stand-in to start a search from."""
+        share = sum(kept.weight for kept in self._part)
+        found = self._sum(vectors, ((kept, kept.weight / share) for kept in self._part))
+        self.problem.work.add(passes=share, products=share * len(vectors))
+        return found
+
+    def has_part(self) -> bool:
+        """Whether a tenth of the data is kept; builds the graphs if that has not happened yet."""
+        if self.method == "kept graph" and not self._prepared:
+            with self.problem.undisturbed():
+                for _ in self._prepare():
+                    pass
+            self.problem.work.add(passes=1)
+        share = sum(kept.weight for kept in self._part)
+        return 0 < share <= 0.25
+
+    @property
+    def _part(self) -> list[_Kept]:
+        part: list[_Kept] = []
+        for kept in self._kept:
+            if sum(each.weight for each in part) >= 0.0999:
+                break
+            part.append(kept)
+        return part
+
+    def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
         sums = [torch.zeros_like(vector, dtype=torch.float64) for vector in vectors]
         parts = [self.flat.split(vector) for vector in vectors]
         with self.problem.undisturbed():
-            for chunk in self._chunks():
+            for chunk in chunks:
                 for total, part in zip(sums, parts, strict=True):
                     total.add_(self.flat.join(self._chunk_product(chunk, part)), alpha=chunk[1])
-        self.problem.work.add(passes=1, products=len(vectors))
         return [total.to(vector.dtype) for total, vector in zip(sums, vectors, strict=True)]
 
     def blocks(self, requests: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
@@ -147,7 +179,7 @@ class HessianProducts:
     def _chunks(self) -> Iterator[tuple[Any, float]]:
         """The chunks of one pass: kept graphs first, fresh ones after them."""
         if self.method != "kept graph":
-            yield from self.problem.chunks()
+            yield from self.problem.chunks(self._chunk_size)
             return
         if not self._prepared:
             yield from self._prepare()
@@ -155,7 +187,7 @@ class HessianProducts:
         for kept in self._kept:
             yield kept, kept.weight
         if len(self._kept) < self._num_chunks:
-            for index, (chunk, weight) in enumerate(self.problem.chunks()):
+            for index, (chunk, weight) in enumerate(self.problem.chunks(self._chunk_size)):
                 if index >= len(self._kept):
                     yield self._graph(chunk, weight), weight
 
@@ -164,7 +196,7 @@ class HessianProducts:
         spent, loss = 0, 0.0
         gradient = torch.zeros(self.flat.size, dtype=torch.float64, device=self.problem.device)
         count = 0
-        for chunk, weight in self.problem.chunks():
+        for chunk, weight in self.problem.chunks(self._chunk_size):
             with counting_saved_bytes(self.problem.known_storages()) as saved:
                 kept = self._graph(chunk, weight)
             spent += saved.bytes

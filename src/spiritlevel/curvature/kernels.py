@@ -129,22 +129,24 @@ def _padding(padding: tuple[int, ...] | str, kernel: tuple[int, ...], dilation: 
     return [side for pair in reversed(sides) for side in pair]
 
 
-def lookup_squares(use: LinearUse, delta: Tensor, weights: Tensor, out: Tensor) -> None:
+def lookup_squares(pairs: list[tuple[LinearUse, Tensor]], shares: Tensor, out: Tensor) -> None:
     """Σ_n c_n g_n² for an embedding, into `out`: gradients of equal tokens are added before they are squared."""
-    indices, summed, share = _merged_tokens(use, delta)
-    contribution = summed.square() * (share * weights.reshape(-1, 1)).unsqueeze(2)
+    indices, summed, share = _merged_tokens(pairs)
+    contribution = summed.square() * (share * shares.unsqueeze(1)).unsqueeze(2)
     out.index_add_(0, indices.flatten(), contribution.flatten(0, 1).to(out.dtype))
 
 
-def lookup_columns(use: LinearUse, delta: Tensor, product: Tensor, weights: Tensor, out: Tensor) -> None:
+def lookup_columns(pairs: list[tuple[LinearUse, Tensor]], shares: Tensor, out: Tensor) -> None:
     """Σ_n c_n (Σ_j W_jv g_jv)² for every entry v of the vocabulary, into `out`."""
-    indices, summed, share = _merged_tokens(use, delta)
-    sums = (summed * by_sample(use, product)).sum(2)
-    out.index_add_(0, indices.flatten(), (sums.square() * share * weights.reshape(-1, 1)).flatten().to(out.dtype))
+    indices, summed, share = _merged_tokens(pairs)
+    weight = pairs[0][0].linear.weight.detach()
+    sums = (summed * weight[indices]).sum(2)
+    out.index_add_(0, indices.flatten(), (sums.square() * share * shares.unsqueeze(1)).flatten().to(out.dtype))
 
 
-def _merged_tokens(use: LinearUse, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices (n, T); δ summed over equal tokens of a sample (n, T, d); one over how many there are (n, T)."""
-    indices = use.axis.split(use.phi).flatten(1)
-    same = (indices.unsqueeze(1) == indices.unsqueeze(2)).to(delta.dtype)
-    return indices, torch.bmm(same, by_sample(use, delta)), 1 / same.sum(2)
+def _merged_tokens(pairs: list[tuple[LinearUse, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices (n, T) over all uses; δ summed over equal tokens of a sample (n, T, d); one over how many (n, T)."""
+    indices = torch.cat([use.axis.split(use.phi).flatten(1) for use, _ in pairs], dim=1)
+    deltas = torch.cat([by_sample(use, delta) for use, delta in pairs], dim=1)
+    same = (indices.unsqueeze(1) == indices.unsqueeze(2)).to(deltas.dtype)
+    return indices, torch.bmm(same, deltas), 1 / same.sum(2)

@@ -135,7 +135,7 @@ class TappedChunk:
 
     def accumulate(self, columns: Iterable[Column], weight: float, wanted: frozenset[str], sums: Sums) -> None:
         """Pull every column back and add its share: `weight` is the chunk's in the mean over all data."""
-        layers = {name: LayerSums(uses, wanted) for name, uses in self._linear.items()}
+        layers = {name: _sums_for(uses, wanted) for name, uses in self._linear.items()}
         for vector, signs in columns:
             share = self._graph.new_full((self.samples,), weight / self.samples)
             if signs is not None:
@@ -173,92 +173,118 @@ class TappedChunk:
         return total
 
 
-class LayerSums:
-    """The sums of one layer over the columns of one chunk."""
+Arrived = list[tuple[Tensor, Tensor | None] | None]
+
+
+class DenseSums:
+    """The sums of a dense layer with one position a sample, over the columns of one chunk.
+
+    There g = δφᵀ, so every sum needs only Σ_k δ_k² and Σ_k (Wᵀδ_k)²; φ and Wφ enter once, at the end.
+    """
+
+    def __init__(self, use: LinearUse, wanted: frozenset[str]) -> None:
+        self._use, self._wanted = use, wanted
+        self._squares: Tensor | None = None  # Σ_k c δ_k², (samples, rows)
+        self._backs: Tensor | None = None  # Σ_k c (Wᵀδ_k)², (samples, columns)
+
+    def add(self, arrived: Arrived, share: Tensor) -> None:
+        if arrived[0] is None:
+            return
+        delta, back = arrived[0]
+        self._squares = _plus_squares(self._squares, delta, share)
+        if back is not None:
+            self._backs = _plus_squares(self._backs, back, share)
+
+    def finish(self, name: str, sums: Sums) -> None:
+        if self._squares is None:
+            return
+        if DIAGONAL in self._wanted:
+            diagonal = self._squares.mT @ self._use.phi.square()
+            sums.add(DIAGONAL, name, diagonal.mT if self._use.linear.layer.transposed else diagonal)
+        if ROWS in self._wanted:
+            sums.add(ROWS, name, (self._squares * self._use.product().square()).sum(0))
+        if self._backs is not None:
+            sums.add(COLUMNS, name, (self._backs * self._use.phi.square()).sum(0))
+
+
+class LookupSums:
+    """The sums of an embedding over the columns of one chunk."""
 
     def __init__(self, uses: list[LinearUse], wanted: frozenset[str]) -> None:
         self._uses, self._wanted = uses, wanted
-        self._dense = len(uses) == 1 and uses[0].linear.kind == "dense" and _one_position(uses[0])
-        self._products = [use.product() for use in uses] if wanted & {ROWS, COLUMNS} else []
-        self._windows: list[kernels.Windows] = []
-        self._squares: Tensor | None = None  # Σ_k c δ² (samples, rows) of a dense layer, else Σ_nk c g²
-        self._rows: Tensor | None = None
-        self._columns: Tensor | None = None
+        weight = uses[0].linear.weight.detach()
+        self._squares = torch.zeros_like(weight, dtype=torch.float64)
+        self._rows = torch.zeros_like(weight[0], dtype=torch.float64)
+        self._columns = torch.zeros_like(weight[:, 0], dtype=torch.float64)
 
-    def add(self, arrived: list[tuple[Tensor, Tensor | None] | None], share: Tensor) -> None:
-        deltas = [(i, pair) for i, pair in enumerate(arrived) if pair is not None]
-        if not deltas:
+    def add(self, arrived: Arrived, share: Tensor) -> None:
+        pairs = [(use, pair[0]) for use, pair in zip(self._uses, arrived, strict=True) if pair is not None]
+        if not pairs:
             return
-        found = [(i, delta) for i, (delta, _) in deltas]
-        gradient = self._gradient(found) if self._needs_gradient(deltas) else None
         if DIAGONAL in self._wanted:
-            self._add_squares(found, gradient, share)
-        if ROWS in self._wanted:
-            sums = [kernels.row_sums(self._uses[i], delta, self._products[i]) for i, (delta, _) in deltas]
-            self._rows = _plus(self._rows, share @ _total(sums).square())
+            kernels.lookup_squares(pairs, share, self._squares)
         if COLUMNS in self._wanted:
-            self._add_columns(deltas, gradient, share)
-
-    def _needs_gradient(self, deltas: list[tuple[int, tuple[Tensor, Tensor | None]]]) -> bool:
-        """Whether g itself is formed: for squares over several positions, or where Wᵀδ was not pulled back."""
-        if self._dense or self._uses[0].linear.kind == "lookup":
-            return False
-        untapped = any(back is None for _, (_, back) in deltas)
-        return DIAGONAL in self._wanted or (COLUMNS in self._wanted and untapped)
-
-    def _gradient(self, deltas: list[tuple[int, Tensor]]) -> Tensor:
-        self._windows = self._windows or [kernels.Windows(use) for use in self._uses]
-        return _total([self._windows[i].gradients(delta) for i, delta in deltas])
-
-    def _add_squares(self, deltas: list[tuple[int, Tensor]], gradient: Tensor | None, share: Tensor) -> None:
-        if self._uses[0].linear.kind == "lookup":
-            if self._squares is None:
-                self._squares = torch.zeros_like(self._uses[0].linear.weight, dtype=torch.float64).detach()
-            for i, delta in deltas:
-                kernels.lookup_squares(self._uses[i], delta, share, self._squares)
-        elif self._dense:
-            delta = kernels.by_sample(self._uses[0], deltas[0][1]).squeeze(1)
-            self._squares = _plus(self._squares, delta.square() * share.unsqueeze(1))
-        elif gradient is not None:
-            squares = share @ gradient.square().flatten(1)
-            self._squares = _plus(self._squares, squares.reshape(gradient.shape[1:]))
-
-    def _add_columns(
-        self, deltas: list[tuple[int, tuple[Tensor, Tensor | None]]], gradient: Tensor | None, share: Tensor
-    ) -> None:
-        if self._uses[0].linear.kind == "lookup":
-            if self._columns is None:
-                self._columns = share.new_zeros(self._uses[0].linear.weight.shape[0], dtype=torch.float64)
-            for i, (delta, _) in deltas:
-                kernels.lookup_columns(self._uses[i], delta, self._products[i], share, self._columns)
-            return
-        tapped = [kernels.column_sums(self._uses[i], back) for i, (_, back) in deltas if back is not None]
-        if len(tapped) < len(deltas) and gradient is not None:
-            sums = kernels.column_sums_of_gradient(self._uses[0].linear, gradient)
-        else:
-            sums = _total(tapped)
-        self._columns = _plus(self._columns, share @ sums.square())
+            kernels.lookup_columns(pairs, share, self._columns)
+        if ROWS in self._wanted:
+            self._rows += share @ _total([kernels.row_sums(use, delta, use.product()) for use, delta in pairs]).square()
 
     def finish(self, name: str, sums: Sums) -> None:
-        use = self._uses[0]
-        if self._squares is not None:
-            squares = self._squares
-            if self._dense:
-                squares = squares.mT @ kernels.by_sample(use, use.phi).squeeze(1).square()
-                squares = squares.mT if use.linear.layer.transposed else squares
-            sums.add(DIAGONAL, name, squares)
-        if self._rows is not None:
-            sums.add(ROWS, name, self._rows)
-        if self._columns is not None:
-            sums.add(COLUMNS, name, self._columns)
+        for kind, array in ((DIAGONAL, self._squares), (ROWS, self._rows), (COLUMNS, self._columns)):
+            if kind in self._wanted:
+                sums.add(kind, name, array)
 
 
-def _one_position(use: LinearUse) -> bool:
-    return use.phi.dim() == 2 and use.axis == SampleAxis(0)
+class LayerSums:
+    """The sums of any other layer over the columns of one chunk: several positions, or several uses."""
+
+    def __init__(self, uses: list[LinearUse], wanted: frozenset[str]) -> None:
+        self._uses, self._wanted = uses, wanted
+        self._products = [use.product() for use in uses] if ROWS in wanted else []
+        self._windows: list[kernels.Windows] = []
+        self._found: dict[str, Tensor] = {}
+
+    def add(self, arrived: Arrived, share: Tensor) -> None:
+        pairs = [(i, *pair) for i, pair in enumerate(arrived) if pair is not None]
+        if not pairs:
+            return
+        tapped = all(back is not None for _, _, back in pairs)
+        gradient = None
+        if DIAGONAL in self._wanted or (COLUMNS in self._wanted and not tapped):
+            self._windows = self._windows or [kernels.Windows(use) for use in self._uses]
+            gradient = _total([self._windows[i].gradients(delta) for i, delta, _ in pairs])
+        if DIAGONAL in self._wanted and gradient is not None:
+            self._add(DIAGONAL, (share @ gradient.square().flatten(1)).reshape(gradient.shape[1:]))
+        if ROWS in self._wanted:
+            sums = [kernels.row_sums(self._uses[i], delta, self._products[i]) for i, delta, _ in pairs]
+            self._add(ROWS, share @ _total(sums).square())
+        if COLUMNS in self._wanted:
+            if tapped or gradient is None:
+                columns = _total([kernels.column_sums(self._uses[i], back) for i, _, back in pairs if back is not None])
+            else:
+                columns = kernels.column_sums_of_gradient(self._uses[0].linear, gradient)
+            self._add(COLUMNS, share @ columns.square())
+
+    def _add(self, kind: str, array: Tensor) -> None:
+        self._found[kind] = self._found[kind].add_(array) if kind in self._found else array
+
+    def finish(self, name: str, sums: Sums) -> None:
+        for kind, array in self._found.items():
+            sums.add(kind, name, array)
 
 
-def _plus(total: Tensor | None, part: Tensor) -> Tensor:
-    return part if total is None else total.add_(part)
+def _sums_for(uses: list[LinearUse], wanted: frozenset[str]) -> DenseSums | LookupSums | LayerSums:
+    kind = uses[0].linear.kind
+    if kind == "lookup":
+        return LookupSums(uses, wanted)
+    if kind == "dense" and len(uses) == 1 and uses[0].phi.dim() == 2 and uses[0].axis == SampleAxis(0):
+        return DenseSums(uses[0], wanted)
+    return LayerSums(uses, wanted)
+
+
+def _plus_squares(total: Tensor | None, array: Tensor, share: Tensor) -> Tensor:
+    """total + c·array², one pass over memory for every column but the first."""
+    weighted = array * share.unsqueeze(1)
+    return weighted.mul_(array) if total is None else total.addcmul_(weighted, array)
 
 
 def _total(parts: list[Tensor]) -> Tensor:

@@ -31,7 +31,7 @@ def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Ten
     for _ in range(most_steps):
         x = _half_step(h, w, y)
         y = _half_step(h.mT, w.mT, x)
-        up, down = (h * y.exp().unsqueeze(-2)).sum(-1), (w * (-y).exp().unsqueeze(-2)).sum(-1)
+        up, down = _sums(h, w, y)
         new = 2 * (up * down).sqrt().sum(-1)
         if bool((value - new <= 1e-15 * new).all()):
             value = torch.minimum(value, new)
@@ -40,8 +40,13 @@ def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Ten
     return value, _outside(x, alive_rows, h), _outside(y, alive_columns, h.mT)
 
 
+def _sums(h: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_j h_ij e^{y_j} and Σ_j w_ij e^{−y_j}."""
+    return (h @ y.exp().unsqueeze(-1)).squeeze(-1), (w @ (-y).exp().unsqueeze(-1)).squeeze(-1)
+
+
 def _half_step(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
-    up, down = (h * y.exp().unsqueeze(-2)).sum(-1), (w * (-y).exp().unsqueeze(-2)).sum(-1)
+    up, down = _sums(h, w, y)
     return torch.where(up > 0, (down / torch.where(up > 0, up, 1.0)).log() / 2, 0.0)
 
 
