@@ -1,0 +1,75 @@
+"""The command line. A command is a function in a file of its own and a line in `COMMANDS`.
+
+Exit codes: 0 done, 1 something failed that should not have, 2 wrong use or input that cannot be measured, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from spiritlevel._version import __version__
+from spiritlevel.cli.demo import demo
+from spiritlevel.cli.measure import measure
+from spiritlevel.cli.measures import measures
+from spiritlevel.errors import SpiritLevelError
+
+# In the order in which `spiritlevel --help` lists them.
+COMMANDS: tuple[Callable[..., Any], ...] = (demo, measure, measures)
+
+FAILED, WRONG_USE = 1, 2
+
+app = typer.Typer(
+    help="How flat is the minimum of a trained network, in numbers that no rescaling of its weights can fool.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"spiritlevel {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options of every command."""
+
+
+for _command in COMMANDS:
+    app.command()(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code; an error is a plain sentence unless `--debug` is given."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given  # wherever it stands, also behind the command
+    given = [argument for argument in given if argument != "--debug"]
+    try:
+        app(given, prog_name="spiritlevel")
+    except SpiritLevelError as error:
+        if debug:
+            raise
+        _leave(f"error: {error}", WRONG_USE)
+    except Exception as error:
+        if debug:
+            raise
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        _leave(f"failed: {said}\nRun the same command with --debug to see where.", FAILED)
+
+
+def _leave(message: str, code: int) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,38 @@
+"""`spiritlevel demo`: train, measure, rescale, measure again, and look at it."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from spiritlevel import demo as showcase
+from spiritlevel.cli.options import Seed, check_folder
+from spiritlevel.cli.progress import passes_bar
+from spiritlevel.report.tables import comparison_table
+
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the page, the picture and the weights go.")]
+
+
+def demo(out: Out = Path("out/demo"), seed: Seed = 0) -> None:
+    """Compare small and large batches on real digits, then fool the plain Hessian with a twin."""
+    check_folder("--out", out)
+    with passes_bar() as listen:
+        found = showcase.run_demo(showcase.Settings(seed=seed), listen)
+    page = showcase.write_demo(found, out)
+    console = Console()
+    console.print(comparison_table(found.reports))
+    for words in (showcase.training_words, showcase.verdict_words, showcase.twin_words):
+        console.print()
+        _paragraph(console, words(found))
+    console.print()
+    _paragraph(console, f"The page: {page}")
+
+
+def _paragraph(console: Console, text: str) -> None:
+    """Plain text wrapped between words; a path longer than the line stays whole, so that it can be copied."""
+    wrapped = textwrap.fill(text, console.width, break_long_words=False, break_on_hyphens=False)
+    console.print(wrapped, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,33 @@
+"""`spiritlevel measures`: every measure with its formula and what it survives."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from spiritlevel.measures import list_measures
+from spiritlevel.measures.record import Measure
+from spiritlevel.report.tables import measures_table
+
+
+def measures(as_json: Annotated[bool, typer.Option("--json", help="As JSON on standard output.")] = False) -> None:
+    """List every measure with its formula and the rescalings it survives."""
+    if as_json:
+        print(json.dumps([_plain(measure) for measure in list_measures()], indent=1, ensure_ascii=False))
+    else:
+        Console().print(measures_table())
+
+
+def _plain(measure: Measure) -> dict[str, Any]:
+    return {
+        "name": measure.name,
+        "paper": measure.paper,
+        "summary": measure.summary,
+        "formula": measure.formula,
+        "invariant_under": sorted(measure.invariant_under),
+        "options": dict(measure.options),
+        "default": not measure.costly,
+    }

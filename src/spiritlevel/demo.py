@@ -1,0 +1,323 @@
+"""The demo: small batches against large ones on handwritten digits, and a twin that looks a million times sharper.
+
+Two networks start from the same weights and are trained with the same learning rate to the same loss; only the size of
+their batches differs. The flatter one is then rescaled: the first layer divided by α, the second multiplied by it, which
+changes no output and multiplies the plain Hessian norm by about α².
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spiritlevel.measures.run import measure
+from spiritlevel.report.answer import answer, difference, invariant_names, plain_names
+from spiritlevel.report.drawing import MARKERS, Drawing, series_colour, style
+from spiritlevel.report.numbers import Numbers, significant
+from spiritlevel.report.page import report_page
+from spiritlevel.report.records import known_records
+from spiritlevel.report.sections import Section
+from spiritlevel.result import Report, write_whole
+from spiritlevel.study.checkpoint import save_checkpoint
+from spiritlevel.study.data import Dataset, load_data
+from spiritlevel.study.models import build_model
+from spiritlevel.symmetry import rescale_layers
+
+Listen = Callable[[str, float], None]
+
+NETWORK = "mlp:64-32"
+SMALL, LARGE, TWIN = "small batch", "large batch", "twin"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the demo does, at its own size by default.
+
+    Attributes:
+        seed: For the starting weights and the order of the samples.
+        batch: Samples a step of the small-batch network; the other one takes all of them.
+        learning_rate: Of plain gradient descent, for both networks.
+        target: Both are trained until the loss over all training data is below this.
+        sharper: How many times larger the twin's plain Hessian norm is to be.
+        tolerance: Relative accuracy of what is not exact.
+        steps_along: How many rescaled networks the picture shows between the network and its twin.
+    """
+
+    seed: int = 0
+    batch: int = 16
+    learning_rate: float = 0.1
+    target: float = 0.01
+    sharper: float = 1e6
+    tolerance: float = 1e-6
+    steps_along: int = 5
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network at the end of its training."""
+
+    model: nn.Module
+    batch: int
+    steps: int
+    loss: float
+    train_accuracy: float
+    test_accuracy: float
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo found.
+
+    Attributes:
+        trained: The two networks by name.
+        reports: Their measures and those of the twin.
+        flatter: The name of the network with the twin.
+        twin: The rescaled copy, in float64.
+        factor: What its first layer was divided by and its second multiplied with.
+        output_change: The largest change of an output, relative to the largest output.
+        path: Squared factor → measures of the networks on the way from the flatter network to its twin.
+        test_samples: How many images the test accuracy is taken over.
+    """
+
+    trained: Mapping[str, Trained]
+    reports: Mapping[str, Report]
+    flatter: str
+    twin: nn.Module
+    factor: float
+    output_change: float
+    path: Mapping[float, Report]
+    test_samples: int
+
+    @property
+    def changes(self) -> dict[str, float]:
+        """Every invariant measure → the relative difference between the flatter network and its twin."""
+        before, after = self.reports[self.flatter], self.reports[TWIN]
+        names = invariant_names(self.reports, known_records())
+        return {name: difference(before[name].value, after[name].value) for name in names}
+
+    @property
+    def growth(self) -> dict[str, float]:
+        """Every plain measure → how many times larger it is on the twin."""
+        before, after = self.reports[self.flatter], self.reports[TWIN]
+        return {name: after[name].value / before[name].value for name in plain_names(self.reports, known_records())}
+
+
+def run_demo(settings: Settings | None = None, listen: Listen = lambda stage, passes: None) -> Demo:
+    """Train, measure, rescale, measure again. One thread: these networks are too small to share out."""
+    settings = settings or Settings()
+    with one_thread():
+        data, test = load_data("digits"), load_data("digits", split="test")
+        trained = {
+            SMALL: train(
+                data, test, settings.batch, settings, lambda loss: listen(f"training, {SMALL}: loss {loss}", 0)
+            ),
+            LARGE: train(data, test, len(data), settings, lambda loss: listen(f"training, {LARGE}: loss {loss}", 0)),
+        }
+        models = {name: copy.deepcopy(each.model).double() for name, each in trained.items()}
+        meter = _Meter(data, settings.tolerance, listen)
+        reports = {name: meter.report(model, f"measuring {name}") for name, model in models.items()}
+        flatter = min(reports, key=lambda name: reports[name]["normalized_sharpness"].value)
+        factor, twin = meter.sharper_twin(models[flatter], reports[flatter], settings.sharper)
+        reports[TWIN] = meter.report(twin, f"measuring the {TWIN}")
+        path = {1.0: reports[flatter]}
+        for i in range(1, settings.steps_along + 1):
+            between = factor ** (i / (settings.steps_along + 1))
+            path[between**2] = meter.report(meter.rescaled(models[flatter], between), f"measuring on the way, {i}")
+        path[factor**2] = reports[TWIN]
+        change = meter.output_change(models[flatter], twin)
+    return Demo(trained, reports, flatter, twin, factor, change, path, len(test))
+
+
+def train(data: Dataset, test: Dataset, batch: int, settings: Settings, listen: Callable[[str], None]) -> Trained:
+    """Plain gradient descent on batches of `batch` samples until the loss over all data is below the target."""
+    model = build_model(NETWORK, input_shape=data.input_shape, classes=data.classes, seed=settings.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
+    steps, loss = 0, float("inf")
+    for chosen in _batches(len(data), batch, settings.seed):
+        optimizer.zero_grad()
+        F.cross_entropy(model(data.x[chosen]), data.y[chosen]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        steps += 1
+        if steps % 20 == 0:
+            with torch.no_grad():
+                loss = float(F.cross_entropy(model(data.x), data.y))
+            listen(f"{loss:.4f}")
+            if loss < settings.target:
+                break
+    return Trained(model, batch, steps, loss, accuracy(model, data), accuracy(model, test))
+
+
+def _batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """Without end: every sample once in random order, then again in another."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(count, generator=generator)
+        yield from (order[start : start + batch] for start in range(0, count, batch))
+
+
+def accuracy(model: nn.Module, data: Dataset) -> float:
+    """The share of samples whose largest output is their label."""
+    with torch.no_grad():
+        return float((model(data.x).argmax(1) == data.y).double().mean())
+
+
+class _Meter:
+    """Measures networks on the training data, in double precision so that twins can agree to many digits."""
+
+    def __init__(self, data: Dataset, tolerance: float, listen: Listen) -> None:
+        self._x, self._y = data.x.double(), data.y
+        self._tolerance, self._listen = tolerance, listen
+
+    def report(self, model: nn.Module, stage: str, names: list[str] | None = None) -> Report:
+        return measure(
+            model,
+            (self._x, self._y),
+            "cross_entropy",
+            measures=names,
+            tolerance=self._tolerance,
+            progress=lambda name, passes: self._listen(f"{stage}: {name}", passes),
+        )
+
+    def rescaled(self, model: nn.Module, factor: float) -> nn.Module:
+        """The first layer divided by the factor, the second multiplied with it; biases follow."""
+        first, second = [name for name, tensor in model.named_parameters() if tensor.dim() > 1][:2]
+        return rescale_layers(model, {first: 1 / factor, second: factor}, self._x[:64])
+
+    def sharper_twin(self, model: nn.Module, report: Report, times: float) -> tuple[float, nn.Module]:
+        """The factor that multiplies the plain Hessian norm by `times`, and the network it leads to.
+
+        Far along T_α one block outgrows all others and the norm is proportional to α²: the second guess is on the spot.
+        """
+        name = "hessian_spectral_norm"
+        factor = times**0.5
+        for _ in range(3):
+            norm = self.report(self.rescaled(model, factor), f"building the {TWIN}", [name])[name].value
+            factor *= (times * report[name].value / norm) ** 0.5
+        return factor, self.rescaled(model, factor)
+
+    def output_change(self, model: nn.Module, twin: nn.Module) -> float:
+        with torch.no_grad():
+            before, after = model(self._x), twin(self._x)
+        return float((after - before).abs().max() / before.abs().max())
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread inside, as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- what to say about it -----------------------------------------------------------------------------------------
+
+
+def training_words(demo: Demo) -> str:
+    """How the two networks came about, and how well they do."""
+    small, large = demo.trained[SMALL], demo.trained[LARGE]
+    images = round(abs(small.test_accuracy - large.test_accuracy) * demo.test_samples)
+    apart = "the same" if images == 0 else f"{images} image{'' if images == 1 else 's'} of {demo.test_samples} apart"
+    return (
+        f"Two networks started from the same weights and took steps of the same learning rate until the loss on the "
+        f"{large.batch:,} training images was {_both(small.loss, large.loss, significant)}: “{SMALL}” with "
+        f"{small.batch} images a step ({small.steps:,} steps), “{LARGE}” with all of them ({large.steps:,} steps). Right "
+        f"on training images: {_both(small.train_accuracy, large.train_accuracy, _percent)}; on test images: "
+        f"{_both(small.test_accuracy, large.test_accuracy, _percent)}, {apart}."
+    )
+
+
+def twin_words(demo: Demo) -> str:
+    """What the twin is, and which measures noticed."""
+    norm, changes = demo.growth["hessian_spectral_norm"], demo.changes
+    return (
+        f"The twin is “{demo.flatter}” with its first layer divided by {significant(demo.factor, 4)} and its second "
+        f"multiplied by it. Its outputs differ by {significant(demo.output_change, 1)} of the largest, which is rounding; "
+        f"its plain Hessian norm is {norm:,.0f} times larger, and none of the {len(changes)} invariant measures moved by "
+        f"more than {significant(max(changes.values()), 1)} relative."
+    )
+
+
+def verdict_words(demo: Demo) -> str:
+    """Which network is flatter, by whom."""
+    return answer({name: demo.reports[name] for name in (SMALL, LARGE)})[0]
+
+
+def _both(first: float, second: float, text: Callable[[float, int], str]) -> str:
+    a, b = text(first, 2), text(second, 2)
+    return a if a == b else f"{a} and {b}"
+
+
+def _percent(share: float, _digits: int) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def change_table(demo: Demo) -> Numbers:
+    """Every measure on the network and on its twin, plain ones first, with what became of it."""
+    before, after = demo.reports[demo.flatter], demo.reports[TWIN]
+    grown = {name: f"× {ratio:,.0f}" for name, ratio in demo.growth.items()}
+    moved = {name: f"{change:.0e}" if change else "0" for name, change in demo.changes.items()}
+    rows = tuple((name, before[name].value, after[name].value, text) for name, text in (grown | moved).items())
+    return Numbers(("measure", demo.flatter, TWIN, "change"), rows)
+
+
+def picture(demo: Demo) -> Drawing:
+    """Measures along the rescaling, relative to where it starts: the plain ones climb, the invariant ones do not."""
+    start, places = demo.path[1.0], list(demo.path)
+    lines = {name: [report[name].value / start[name].value for report in demo.path.values()] for name in demo.growth}
+    level = [max(report[name].value / start[name].value for name in demo.changes) for report in demo.path.values()]
+    with style():
+        figure = Figure(figsize=(6.2, 3.3), layout="constrained")
+        axes = figure.add_subplot()
+        for i, (name, ratios) in enumerate(lines.items(), start=1):
+            axes.loglog(places, ratios, marker=MARKERS[i], ls="--", color=series_colour(i), label=f"{name} (plain)")
+        label = f"all {len(demo.changes)} invariant measures"
+        axes.loglog(places, level, marker=MARKERS[0], color=series_colour(0), label=label, lw=2.2)
+        axes.set_xlabel("α², the rescaling: first layer ÷ α, second layer × α")
+        axes.set_ylabel("relative to the trained network")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
+        axes.legend(loc="upper left")
+    rows = tuple((place, *(lines[name][i] for name in lines), level[i]) for i, place in enumerate(places))
+    words = (
+        f"From the trained network on the left to its twin on the right the plain measures climb to "
+        f"{max(max(ratios) for ratios in lines.values()):,.0f} times their value; all invariant measures stay on one "
+        "level line. Every point computes the same function."
+    )
+    table = Numbers(("α²", *lines, "largest invariant"), rows)
+    return Drawing(figure, table, "One function, many weights: what each measure makes of it", words)
+
+
+def demo_page(demo: Demo) -> str:
+    """The page: the answer, every measure of the three networks, and the picture of the twin."""
+    section = Section(
+        "twin",
+        "The same function, a million times sharper",
+        (training_words(demo), twin_words(demo)),
+        (picture(demo),),
+        (("What the rescaling did to every measure", change_table(demo)),),
+    )
+    return report_page(demo.reports, title="Small batch, large batch and a twin", audit=section)
+
+
+def write_demo(demo: Demo, folder: Path) -> Path:
+    """The page, the picture and the weights of the three networks in `folder`; returns the page's path."""
+    models = {**{name: each.model for name, each in demo.trained.items()}, TWIN: demo.twin}
+    for name, model in models.items():
+        save_checkpoint(model, folder / f"{name.replace(' ', '-')}.safetensors")
+    with style():
+        picture(demo).figure.savefig(folder / "picture.png", dpi=150, facecolor="white")
+    page = folder / "report.html"
+    write_whole(page, demo_page(demo))
+    return page
