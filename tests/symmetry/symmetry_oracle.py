@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-ROWS_PER_COLUMN = 2.5
+ROWS_PER_COLUMN = 4
 LEAST_DRAWS = 10
 
 

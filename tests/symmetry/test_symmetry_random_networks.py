@@ -10,7 +10,21 @@ from torch import Tensor, nn
 
 from spiritlevel.symmetry import balance, find_symmetries, relative_change
 
-STEPS = ("conv", "depthwise", "grouped", "norm", "relu", "leaky", "gelu", "skip", "cat", "slice", "pool", "shift", "reuse")
+STEPS = (
+    "conv",
+    "depthwise",
+    "grouped",
+    "norm",
+    "relu",
+    "leaky",
+    "gelu",
+    "skip",
+    "cat",
+    "slice",
+    "pool",
+    "shift",
+    "reuse",
+)
 Recipe = list[tuple[str, int]]
 
 
@@ -32,7 +46,9 @@ class Assembled(nn.Module):
                 new = max(1, width - number % 2)
             if layer is not None and layer not in self.layers:
                 self.layers.append(layer)
-            self.plan.append((step, None if layer is None else [m is layer for m in self.layers].index(True), other, new))
+            self.plan.append(
+                (step, None if layer is None else [m is layer for m in self.layers].index(True), other, new)
+            )
             widths.append(new)
         self.last = nn.Linear(widths[-1], 2)
 

@@ -100,4 +100,5 @@ def _mapped(inputs: Tensor, matrix: Tensor, shift: Tensor, layer: nn.Module) -> 
     if isinstance(layer, nn.Linear):
         features = inputs.reshape(-1, layer.in_features)
         return ((features - shift) @ matrix.T).reshape(inputs.shape)
-    return ((inputs.movedim(1, -1) - shift) @ matrix.T).movedim(-1, 1)
+    mapped = ((inputs.movedim(1, -1) - shift) @ matrix.T).movedim(-1, 1)
+    return mapped.clone(memory_format=torch.contiguous_format)

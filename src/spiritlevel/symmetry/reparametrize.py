@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
+from torch.func import grad, jacrev, vjp
 
 from spiritlevel.errors import SpiritLevelError
 
@@ -37,16 +37,16 @@ class Bijection:
     ) -> Tensor:
         """∇gᵀ H ∇g v + (∇L·∇²g) v, given the product (θ, u) ↦ H(θ)u and the gradient θ ↦ ∇L(θ).
 
-        The second term is the derivative of ∇g(η)ᵀc along v with c = ∇L held still: one product and two passes of g.
+        The second term is the gradient of η ↦ ⟨∇g(η)ᵀc, v⟩ with c = ∇L held still: one product and a few passes of g.
         """
         theta, pushed = _pushforward(self.to_parameters, coordinates, vector)
         _, pull = _pullback(self.to_parameters, coordinates)
         cotangent = gradient(theta).detach()
 
-        def pulled_back(eta: Tensor) -> Tensor:
-            return _pullback(self.to_parameters, eta)[1](cotangent)
+        def along_vector(eta: Tensor) -> Tensor:
+            return _pullback(self.to_parameters, eta)[1](cotangent) @ vector
 
-        _, bend = _pushforward(pulled_back, coordinates, vector)
+        bend: Tensor = grad(along_vector)(coordinates)
         return pull(product(theta, pushed)) + bend
 
     def hessian(self, coordinates: Tensor, product: Callable[[Tensor, Tensor], Tensor], gradient: Map) -> Tensor:
@@ -56,14 +56,14 @@ class Bijection:
 
     def jacobian(self, coordinates: Tensor) -> Tensor:
         """∇g(η) as a matrix with entries ∂θ_i/∂η_j."""
-        eye = torch.eye(coordinates.numel(), dtype=coordinates.dtype, device=coordinates.device)
-        return torch.as_tensor(vmap(lambda v: _pushforward(self.to_parameters, coordinates, v)[1])(eye)).T
+        return torch.as_tensor(jacrev(self.to_parameters)(coordinates))
 
 
 def _pushforward(function: Map, point: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
     """f(x) and the derivative of f at x along a vector."""
-    value, tangent = jvp(function, (point,), (vector,))[:2]
-    return value, tangent
+    value, pull = _pullback(function, point)
+    # c ↦ ∇fᵀc is linear, so the transpose of it is ∇f: reverse mode twice, which every operation supports.
+    return value, _pullback(pull, torch.zeros_like(value))[1](vector)
 
 
 def _pullback(function: Map, point: Tensor) -> tuple[Tensor, Map]:

@@ -1,0 +1,81 @@
+"""The balanced network: equal norms in and out, the same from everywhere on the orbit, dead channels left alone."""
+
+import pytest
+import torch
+from networks import CASES, built, mlp, randomized
+
+from spiritlevel.symmetry import balance, canonicalize, find_symmetries
+
+
+def test_one_hidden_layer_in_closed_form() -> None:
+    model = randomized(mlp(4, 5, 3))
+    flat = canonicalize(model, torch.ones(1, 4, dtype=torch.float64))
+    incoming = (model[0].weight.square().sum(1) + model[0].bias.square()).sqrt()
+    outgoing = model[2].weight.square().sum(0).sqrt()
+    factor = (outgoing / incoming).sqrt()
+    torch.testing.assert_close(flat[0].weight, model[0].weight * factor[:, None], rtol=1e-10, atol=0)
+    torch.testing.assert_close(flat[2].weight, model[2].weight / factor, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_channel_is_balanced_and_the_minimum_is_unique(name: str) -> None:
+    model, x = built(name)
+    symmetries = find_symmetries(model, x)
+    twin = symmetries.sample(1.5, 4).apply(model)
+    flat, same = balance(model, symmetries), balance(twin, symmetries)
+    assert flat.residual < 1e-10
+    assert flat.dead == ()
+    left = flat.rescaling.transform(dict(model.named_parameters()))
+    right = same.rescaling.transform(dict(twin.named_parameters()))
+    for key, value in left.items():
+        torch.testing.assert_close(value, right[key], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp", "vgg with batch norm", "unet", "resnet A"])
+def test_in_and_out_norms_are_equal(name: str) -> None:
+    model, x = built(name)
+    symmetries = find_symmetries(model, x)
+    flat = dict(balance(model, symmetries).rescaling.apply(model).named_parameters())
+    for factor in range(symmetries.dimension):
+        sides = {1.0: 0.0, -1.0: 0.0}
+        for part in symmetries.slices(factor):
+            if part.name in flat:
+                sides[part.exponent] += flat[part.name][part.index].square().sum().item()
+        assert sides[1.0] == pytest.approx(sides[-1.0], rel=1e-9)
+
+
+def test_no_other_member_of_the_orbit_has_smaller_norm() -> None:
+    model, x = built("lenet")
+    symmetries = find_symmetries(model, x)
+    flat = balance(model, symmetries).rescaling.apply(model)
+    least = sum(p.square().sum() for p in flat.parameters())
+    for seed in range(5):
+        twin = symmetries.sample(0.1, seed).apply(flat)
+        assert sum(p.square().sum() for p in twin.parameters()) > least
+
+
+def test_dead_channels_are_listed_and_left_alone() -> None:
+    model = randomized(mlp(4, 5, 6, 3))
+    with torch.no_grad():
+        model[4].weight[:, 2] = 0.0
+        model[2].weight[:, 1] = 0.0
+        model[2].weight[:2, 4] = 0.0
+        model[2].weight[3:, 4] = 0.0
+    symmetries = find_symmetries(model, torch.ones(1, 4, dtype=torch.float64))
+    found = balance(model, symmetries)
+    # Channel 2 of the second layer is read by nothing, 1 of the first neither, and 4 of the first only by channel 2.
+    assert found.dead_channels == ("0.weight[1]", "0.weight[4]", "2.weight[2]")
+    assert found.rescaling.factors[list(found.dead)].tolist() == [1.0, 1.0, 1.0]
+    twin = symmetries.sample(1.0, 0).apply(model)
+    flat, same = found.rescaling.apply(model), balance(twin, symmetries).rescaling.apply(twin)
+    alive = [0, 1, 3, 4, 5]
+    torch.testing.assert_close(flat[4].weight[:, alive], same[4].weight[:, alive])
+
+
+def test_a_dead_channel_of_a_product_is_found_by_the_linear_program() -> None:
+    model, x = built("gated")
+    with torch.no_grad():
+        model.down.weight[:, 3] = 0.0
+    found = balance(model, find_symmetries(model, x))
+    assert set(found.dead_channels) == {"up.weight[3]", "gate.weight[3]"}
+    assert found.residual < 1e-10
