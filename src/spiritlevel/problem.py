@@ -154,6 +154,10 @@ class Problem:
             count = self._count(chunk) if self._whole is None else self._counts[index]
             yield self._placed(chunk), count / self.total_count
 
+    def parameters_like(self) -> Tensor:
+        """A tensor of the measurement's precision and device, to convert others with `.to`."""
+        return next(iter(self.parameters.values()))
+
     def first_chunk(self) -> Batch:
         """The first batch of the data, on the model's device."""
         return self._placed(self.data.first)

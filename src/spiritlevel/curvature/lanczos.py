@@ -82,6 +82,11 @@ class Lanczos:
     def done(self) -> bool:
         return self.result is not None
 
+    def ritz_values(self) -> Tensor:
+        """All Ritz values of the present basis, ascending: the k-th largest is a lower bound of the k-th eigenvalue."""
+        values: Tensor = torch.linalg.eigvalsh(self._matrix)
+        return values
+
     def advance(self, product: Tensor) -> None:
         """Take A times `request`; afterwards either `done` or a new `request`."""
         if not bool(torch.isfinite(product).all()):
