@@ -51,7 +51,7 @@ class LinearMap:
     inputs, weight, bias: The activation φ (indices for a lookup), the matrix as stored, the bias if any.
     rebuild: Calls the same function with another φ.
     apply: (φ, matrix as stored) → z without the bias.
-    settings: Stride, padding, dilation of a convolution.
+    settings: Stride, padding, dilation of a convolution; the index of a lookup whose row is held fixed.
     """
 
     layer: Layer
@@ -349,6 +349,10 @@ class ParameterMode(TorchFunctionMode):
             return self._product(function, args)
         if name == "addmm" and len(args) == 3 and not kwargs:
             return self._biased_product(function, args)
+        if name == "tensordot" and _bound(("a", "b", "dims"), args, kwargs)[2] == 1:
+            return self._product(torch.matmul, tuple(_bound(("a", "b"), args, kwargs)))
+        if name == "einsum" and _is_dense(args):
+            return self._contraction(args)
         return None
 
     def _matrix(self, tensor: Any) -> tuple[str, bool] | None:
@@ -371,6 +375,18 @@ class ParameterMode(TorchFunctionMode):
             return None
         layer = Layer(found[0], transposed=not found[1])
         return LinearMap(layer, "dense", inputs, weight, None, lambda phi: function(phi, weight), _dense(layer))
+
+    def _contraction(self, args: tuple[Any, ...]) -> LinearMap | None:
+        """einsum("…i,io->…o", x, W) and einsum("…i,oi->…o", x, W)."""
+        equation, inputs, weight = args
+        found = self._matrix(weight)
+        if found is None or self._matrix(inputs) is not None:
+            return None
+        inputs_first = _matrix_indices(equation)[0] == _terms(equation)[0][-1]
+        layer = Layer(found[0], transposed=inputs_first != found[1])
+        return LinearMap(
+            layer, "dense", inputs, weight, None, lambda phi: torch.einsum(equation, phi, weight), _dense(layer)
+        )
 
     def _biased_product(self, function: Function, args: tuple[Any, ...]) -> LinearMap | None:
         bias, inputs, weight = args
@@ -421,7 +437,8 @@ class ParameterMode(TorchFunctionMode):
             weight,
             None,
             lambda phi: function(phi, weight, padding),
-            lambda phi, matrix: function(phi, matrix, padding),
+            lambda phi, matrix: function(phi, _without_row(matrix, padding), padding),
+            {} if padding is None else {"padding": int(padding) % weight.shape[0]},
         )
 
 
@@ -440,6 +457,30 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
     return (
         (int(value),) * dims if isinstance(value, int) else tuple(int(entry) for entry in value) * (dims // len(value))
     )
+
+
+def _without_row(matrix: Tensor, row: int | None) -> Tensor:
+    """The row of an embedding's padding is held fixed: a perturbation does not reach it."""
+    return matrix if row is None else matrix.index_fill(0, torch.tensor([row], device=matrix.device), 0)
+
+
+def _terms(equation: str) -> list[str]:
+    """The subscripts of operands and result of an einsum."""
+    return equation.replace(" ", "").replace("...", ".").replace("->", ",").split(",")
+
+
+def _matrix_indices(equation: str) -> str:
+    return _terms(equation)[1]
+
+
+def _is_dense(args: tuple[Any, ...]) -> bool:
+    """Whether an einsum is one matrix applied to the last dimension of the other operand, which comes first."""
+    if len(args) != 3 or not isinstance(args[0], str) or "->" not in args[0] or args[0].count(",") != 1:
+        return False
+    inputs, matrix, result = _terms(args[0])
+    if len(matrix) != 2 or len(inputs) < 2 or len(result) != len(inputs) or inputs[:-1] != result[:-1]:
+        return False
+    return set(matrix) == {inputs[-1], result[-1]} and not set(matrix) & set(inputs[:-1])
 
 
 def _transposes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -472,11 +513,13 @@ class Trace:
         layers: Weight's parameter name → layer, in the order of first use.
         bent: Parameter name → why the network is not piecewise linear in it; absent where it is.
         calls: For every use of a parameter in order: (parameter, shape of the result), to find the sample axis.
+        mixed: Layers that are used in more than one form, such as an embedding that is also the last layer.
     """
 
     layers: dict[str, Layer] = field(default_factory=dict)
     bent: dict[str, str] = field(default_factory=dict)
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    mixed: set[str] = field(default_factory=set)
 
 
 class Tracer(ParameterMode):
@@ -486,6 +529,7 @@ class Tracer(ParameterMode):
         super().__init__(parameters)
         self.trace = Trace()
         self._seen: set[str] = set()
+        self._kinds: dict[str, str] = {}
         self._depends: dict[int, frozenset[str]] = {id(t): frozenset([name]) for name, t in parameters.items()}
 
     def depends(self, tensor: Any) -> frozenset[str]:
@@ -506,8 +550,9 @@ class Tracer(ParameterMode):
         result = linear.rebuild(linear.inputs)
         layer, before = linear.layer, self.depends(linear.inputs)
         known = self.trace.layers.setdefault(layer.name, layer)
-        if known != layer:
-            self.bend([layer.name], "used both as a matrix and as its transpose")
+        if known != layer or self._kinds.setdefault(layer.name, linear.kind) != linear.kind:
+            self.trace.mixed.add(layer.name)
+            self.bend([layer.name], "used in more than one form, such as a matrix and its transpose")
         if layer.name in before:
             self.bend([layer.name], "applied to what it already produced")
         used = {layer.name, self.name_of(linear.bias) or layer.name}

@@ -58,7 +58,7 @@ def examine(problem: Problem) -> Anatomy:
         axes = {
             name: found
             for name, found in sample_axes(small, large, (2, 3)).items()
-            if name in problem.parameters and found and None not in found
+            if name in problem.parameters and name not in small.mixed and found and None not in found
         }
         return _confirmed(problem, Anatomy(layers, axes, dict(small.bent)), two)
 

@@ -148,5 +148,8 @@ def _merged_tokens(pairs: list[tuple[LinearUse, Tensor]]) -> tuple[Tensor, Tenso
     """Indices (n, T) over all uses; δ summed over equal tokens of a sample (n, T, d); one over how many (n, T)."""
     indices = torch.cat([use.axis.split(use.phi).flatten(1) for use, _ in pairs], dim=1)
     deltas = torch.cat([by_sample(use, delta) for use, delta in pairs], dim=1)
+    fixed = pairs[0][0].linear.settings.get("padding")
+    if fixed is not None:
+        deltas = deltas * (indices != fixed).unsqueeze(2)
     same = (indices.unsqueeze(1) == indices.unsqueeze(2)).to(deltas.dtype)
     return indices, torch.bmm(same, deltas), 1 / same.sum(2)

@@ -152,6 +152,8 @@ class TappedChunk:
     def pull(self, vector: Tensor) -> dict[int, tuple[Tensor, Tensor | None]]:
         """δ at every use, and Wᵀδ where it is tapped, by the identity of the use."""
         edges = self._tap.edges()
+        if not edges:
+            return {}
         found = iter(torch.autograd.grad(self._graph, edges, vector, retain_graph=True, allow_unused=True))
         uses: list[LinearUse | VectorUse] = [*self._tap.linear, *self._tap.vectors]
         deltas = {id(use): next(found) for use in uses}

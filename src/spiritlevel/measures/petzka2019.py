@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from spiritlevel.measures.evidence import Evidence, Statistics
 from spiritlevel.measures.record import Measure, Needs
-from spiritlevel.measures.values import COLUMNS, DIAGONAL, ROWS, Reading, from_statistics
+from spiritlevel.measures.values import COLUMNS, DIAGONAL, NO_LAYERS, ROWS, Reading, from_statistics, unavailable
 from spiritlevel.result import Value
 
 Collect = Callable[[Iterable[float]], float]
@@ -24,6 +24,8 @@ def _kappa(collect: Collect) -> Callable[[Measure, Evidence], Value]:
 
     def compute(measure: Measure, evidence: Evidence) -> Value:
         pairs = evidence.layer_eigenpairs
+        if not pairs:
+            return unavailable(measure, NO_LAYERS)
         size = {name: float(evidence.problem.parameters[name].double().square().sum()) for name in pairs}
         layers = {name: size[name] * pair.value for name, pair in pairs.items()}
         errors = {name: size[name] * pair.error for name, pair in pairs.items()}

@@ -14,6 +14,8 @@ from spiritlevel.measures.evidence import Evidence, Statistics, jackknife
 from spiritlevel.measures.record import Measure, Needs, Operator
 from spiritlevel.result import Value
 
+NO_LAYERS = "no trainable parameter serves as the matrix of a linear map, so there are no layers to measure"
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -35,6 +37,8 @@ def from_statistics(
     """
 
     def compute(measure: Measure, evidence: Evidence) -> Value:
+        if not (everything or evidence.anatomy.layers):
+            return unavailable(measure, NO_LAYERS)
         reading = read(evidence.statistics)
         left_out = [read(statistics) for statistics in evidence.leaving_one_out()]
         relevant = set(evidence.problem.parameters if everything else evidence.anatomy.layers)
@@ -123,6 +127,7 @@ __all__ = [
     "COLUMNS",
     "DIAGONAL",
     "FISHER",
+    "NO_LAYERS",
     "ROWS",
     "Reading",
     "eigenvalue",
