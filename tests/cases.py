@@ -196,6 +196,32 @@ class Pair(nn.Module):
         return self.last(F.relu(self.embedding(a).sum(1) + self.embedding(b).sum(1)))
 
 
+class TiedHead(nn.Module):
+    """An embedding whose weight is that of the last layer, as in language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.head = nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.inner(self.embedding(x).mean(1))))
+
+
+class Unused(nn.Module):
+    """One layer runs but goes nowhere, one never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.aside, self.never = nn.Linear(5, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x))
+        self.aside(h)
+        return self.last(h)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -435,6 +461,58 @@ EXACT = [
         {"embedding.weight": COLUMNS_FIRST, "inner.weight": ROWS_FIRST, "last.weight": ROWS_FIRST},
     ),
     _case(
+        "embedding with padding",
+        lambda: Words(padding=0),
+        lambda g: torch.cat([torch.randint(1, 6, (4, 4), generator=g), torch.randint(0, 2, (5, 4), generator=g)]),
+        {"embedding.weight": COLUMNS_FIRST, "inner.weight": ROWS_FIRST, "last.weight": ROWS_FIRST},
+    ),
+    _case(
+        "embedding with padding from the start",
+        lambda: Words(padding=0),
+        lambda g: torch.randint(0, 3, (9, 4), generator=g),
+        {"embedding.weight": COLUMNS_FIRST, "inner.weight": ROWS_FIRST, "last.weight": ROWS_FIRST},
+    ),
+    _case(
+        "embedding looked up twice",
+        Pair,
+        # Tokens of both inputs differ in the first samples and meet later.
+        lambda g: (torch.tensor([[0, 1], [2, 0]] + [[1, 2]] * 5), torch.tensor([[3, 4], [4, 5]] + [[1, 3]] * 5)),
+        {"embedding.weight": COLUMNS_FIRST, "last.weight": ROWS_FIRST},
+    ),
+    _case(
+        "einsum and tensordot",
+        lambda: Function(
+            lambda m, x: torch.tensordot(
+                F.relu(torch.einsum("...j,jk->...k", F.relu(torch.einsum("bi,oi->bo", x, m.a)), m.b)), m.c, dims=1
+            ),
+            a=(5, 4),
+            b=(5, 4),
+            c=(4, 3),
+        ),
+        X4,
+        {"a": ROWS_FIRST, "b": COLUMNS_FIRST, "c": COLUMNS_FIRST},
+    ),
+    _case(
+        "a matrix at two positions",
+        lambda: Function(lambda m, x: (x[:, 0] @ m.a + F.relu(x[:, 1] @ m.a)) @ m.c, a=(3, 4), c=(4, 3)),
+        gaussian(7, 2, 3),
+        {"a": COLUMNS_FIRST, "c": COLUMNS_FIRST},
+    ),
+    _case(
+        "samples inside a merged dimension",
+        lambda: Function(
+            lambda m, x: F.relu(x.transpose(0, 1).reshape(-1, 3) @ m.a).view(2, -1, 4).mean(0) @ m.c, a=(3, 4), c=(4, 3)
+        ),
+        gaussian(7, 2, 3),
+        {"a": COLUMNS_FIRST, "c": COLUMNS_FIRST},
+    ),
+    _case(
+        "maxout",
+        lambda: Function(lambda m, x: torch.maximum(x @ m.a, x @ m.b) @ m.c, a=(4, 5), b=(4, 5), c=(5, 3)),
+        X4,
+        dict.fromkeys("abc", COLUMNS_FIRST),
+    ),
+    _case(
         "linear over sequences",
         sequential(nn.Linear(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)),
         gaussian(7, 3, 3),
@@ -501,6 +579,35 @@ ESTIMATED = [
         X4,
         {"a": ROWS_FIRST, "c": COLUMNS_FIRST},
         estimated_vectors=True,
+    ),
+    _case(
+        "an embedding that is the last layer too",
+        TiedHead,
+        tokens(8, 4, 5),
+        {"embedding.weight": COLUMNS_FIRST, "inner.weight": ROWS_FIRST},
+        outputs=5,
+        estimated=frozenset(["embedding.weight"]),
+    ),
+    _case(
+        "a layer that is not used",
+        Unused,
+        X4,
+        dict.fromkeys(["first.weight", "aside.weight", "last.weight"], ROWS_FIRST),
+        estimated=frozenset(["aside.weight"]),
+    ),
+    _case(
+        "the matrix first",
+        lambda: Function(lambda m, x: F.relu(m.a @ x.t()).t() @ m.c, a=(5, 4), c=(5, 3)),
+        X4,
+        {"a": ROWS_FIRST, "c": COLUMNS_FIRST},
+        estimated=frozenset(["a"]),
+    ),
+    _case(
+        "a gate",
+        lambda: Function(lambda m, x: (x @ m.a * F.silu(x @ m.b)) @ m.c, a=(4, 5), b=(4, 5), c=(5, 3)),
+        X4,
+        dict.fromkeys("abc", COLUMNS_FIRST),
+        estimated=frozenset("b"),
     ),
     _case(
         "attention",
