@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from importlib import resources
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from report_samples import RECORDS, demo_reports, sample_report
+from test_report_figures import contrast
 from test_report_page import HOSTILE, hostile_report
 
 from spiritlevel.report.page import report_fragment, report_page
@@ -219,9 +221,25 @@ def test_light_dark_toggle_and_paper(browser: Any, pages: dict[str, str]) -> Non
     assert background(browser) == light
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_ink_of_pictures_has_the_contrast_of_text(browser: Any, pages: dict[str, str], scheme: str) -> None:
+    visit(browser, pages["demo"], scheme=scheme)
+    inks = browser.execute_script(
+        "return [...new Set([...document.querySelectorAll('svg text')].map(text => getComputedStyle(text).fill))]"
+    )
+    ground = background(browser)
+    assert len(inks) == 1
+    assert contrast(hexed(inks[0]), hexed(ground)) >= 4.5
+
+
+def hexed(colour: str) -> str:
+    """`rgb(1, 2, 3)` as `#010203`."""
+    return "#" + "".join(f"{int(part):02x}" for part in re.findall(r"\d+", colour)[:3])
+
+
 def test_paper_shows_the_numbers(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["demo"])
-    closed = "return document.querySelectorAll('details:not([open])').length"
+    closed = "return document.querySelectorAll('main details:not([open])').length"
     count = browser.execute_script(closed)
     browser.execute_script("dispatchEvent(new Event('beforeprint'))")
     assert browser.execute_script(closed) == 0

@@ -13,11 +13,14 @@ import torch
 from report_samples import LAYERS, RECORDS, demo_reports, only, sample_report
 
 import spiritlevel.report.page as page_module
+from spiritlevel.measures import list_measures
+from spiritlevel.measures.run import measure
 from spiritlevel.report.citations import CITATIONS, citations
 from spiritlevel.report.figures import convergence
-from spiritlevel.report.numbers import Numbers
+from spiritlevel.report.numbers import Numbers, value_and_error
 from spiritlevel.report.page import render_page, report_fragment, report_page
 from spiritlevel.report.sections import Section
+from spiritlevel.report.tables import render, report_table
 from spiritlevel.result import Report, Value
 
 HOSTILE = ('<img src=x onerror=alert(1)>', '</script><script>alert(2)</script>', '"><svg onload=alert(3)>', "{{ 7*7 }}",
@@ -284,3 +287,22 @@ def test_a_report_shows_itself(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert report._repr_html_().startswith('<div class="sl')
     assert "kappa_sum" in str(report)
+
+
+def test_every_measure_of_the_library_has_a_paper_to_cite() -> None:
+    assert {record.paper for record in list_measures()} <= set(CITATIONS)
+
+
+def test_a_measured_network_from_end_to_end() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    x = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    report = measure(model, (x, torch.arange(20) % 2), "cross_entropy", measures="all")
+    html, table = report_page({"tiny": report}), render(report_table(report), 120)
+    for name, value in report.values.items():
+        assert name in table
+        assert f'data-sort="{name}"' in html
+        assert value_and_error(value.value, value.error)[0] in html
+    assert "over 20 samples" in html

@@ -8,6 +8,7 @@ import pytest
 from report_samples import LAYERS, RECORDS, demo_reports, only, sample_report
 from rich.cells import cell_len
 
+from spiritlevel.measures import list_measures
 from spiritlevel.report.numbers import significant, value_and_error
 from spiritlevel.report.tables import comparison_table, measures_table, render, report_table, sparkline
 from spiritlevel.result import Cost, Report, Value
@@ -104,6 +105,12 @@ def test_the_measures_with_formulas_invariances_and_papers(width: int) -> None:
     assert "Petzka et al. 2019" in text
     (line,) = [line for line in text.splitlines() if line.strip().startswith("rho_sum")]
     assert line.split() == ["rho_sum", "L", "N", "·"]
+
+
+def test_the_measures_of_the_library_by_default() -> None:
+    text = render(measures_table(), 80)
+    assert fits(text, 80)
+    assert all(record.name in text for record in list_measures())
 
 
 def test_names_are_text_and_never_markup_or_terminal_codes() -> None:

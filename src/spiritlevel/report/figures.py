@@ -118,13 +118,17 @@ def ratio_comparison(
 
     `groups`: heading → measure → model → (ratio, its error), for instance invariant measures above plain ones.
     """
+    groups = {
+        heading: {m: {k: v for k, v in models.items() if k != reference} for m, models in group.items()}
+        for heading, group in groups.items()
+    }
     rows = [(heading, measure, models) for heading, group in groups.items() for measure, models in group.items()]
-    names = list(dict.fromkeys(model for _, _, models in rows for model in models if model != reference))
+    names = list(dict.fromkeys(model for _, _, models in rows for model in models))
     ratios = [ratio for _, _, models in rows for ratio, _ in models.values()]
     scale = _LogScale.of([1.0, *ratios])
     with style():
         figure, axes = _figure(axes, height=0.95 + 0.23 * (len(rows) + len(groups)))
-        depth = _ratio_rows(axes, groups, reference, names)
+        depth = _ratio_rows(axes, groups, names)
         scale.apply(axes.xaxis, axes)
         axes.axvline(1.0, color=INK, linewidth=0.8)
         axes.set_ylim(depth - 0.4, -0.6)
@@ -354,7 +358,7 @@ def _legend(axes: Axes, count: int, always: bool = False) -> None:
         axes.figure.legend(handles, labels, loc="outside lower center", ncols=min(count, columns), handlelength=3.0)
 
 
-def _ratio_rows(axes: Axes, groups: Ratios, reference: str, names: Sequence[str]) -> int:
+def _ratio_rows(axes: Axes, groups: Ratios, names: Sequence[str]) -> int:
     """Draw every group's heading and its rows from the top; the number of lines used."""
     ticks: list[str] = []
     labelled: set[str] = set()
@@ -363,7 +367,7 @@ def _ratio_rows(axes: Axes, groups: Ratios, reference: str, names: Sequence[str]
         for measure, models in group.items():
             axes.axhline(len(ticks), color=INK, alpha=0.1, linewidth=0.6)
             for model, (ratio, error) in models.items():
-                if model != reference and ratio > 0 and math.isfinite(ratio):
+                if ratio > 0 and math.isfinite(ratio):
                     label = None if model in labelled else shortened(plain_text(model), 24)
                     labelled.add(model)
                     _dot(axes, names.index(model), label, len(ticks), ratio, error)

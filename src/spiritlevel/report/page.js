@@ -60,9 +60,10 @@
   theme.hidden = false;
   label();
 
+  // On paper nobody can open anything. The first picture's numbers are the summary's, once is enough.
   const closed = [];
   addEventListener("beforeprint", () => {
-    for (const details of document.querySelectorAll("details:not([open])")) { details.open = true; closed.push(details); }
+    for (const details of document.querySelectorAll("main details:not([open])")) { details.open = true; closed.push(details); }
   });
   addEventListener("afterprint", () => { for (const details of closed.splice(0)) details.open = false; });
 })();
