@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -21,8 +23,8 @@ from torch.nn import functional as F
 
 from spiritlevel.measures.run import measure
 from spiritlevel.report.answer import answer, difference, invariant_names, plain_names
-from spiritlevel.report.drawing import MARKERS, Drawing, series_colour, style
-from spiritlevel.report.numbers import Numbers, significant
+from spiritlevel.report.drawing import DASHES, MARKERS, Drawing, series_colour, style
+from spiritlevel.report.numbers import Numbers, power_of_ten, significant
 from spiritlevel.report.page import report_page
 from spiritlevel.report.records import known_records
 from spiritlevel.report.sections import Section
@@ -84,7 +86,7 @@ class Demo:
         twin: The rescaled copy, in float64.
         factor: What its first layer was divided by and its second multiplied with.
         output_change: The largest change of an output, relative to the largest output.
-        path: Squared factor → measures of the networks on the way from the flatter network to its twin.
+        path: Factor → measures of the networks on the way from the flatter network to its twin.
         test_samples: How many images the test accuracy is taken over.
     """
 
@@ -131,8 +133,8 @@ def run_demo(settings: Settings | None = None, listen: Listen = lambda stage, pa
         path = {1.0: reports[flatter]}
         for i in range(1, settings.steps_along + 1):
             between = factor ** (i / (settings.steps_along + 1))
-            path[between**2] = meter.report(meter.rescaled(models[flatter], between), f"measuring on the way, {i}")
-        path[factor**2] = reports[TWIN]
+            path[between] = meter.report(meter.rescaled(models[flatter], between), f"measuring on the way, {i}")
+        path[factor] = reports[TWIN]
         change = meter.output_change(models[flatter], twin)
     return Demo(trained, reports, flatter, twin, factor, change, path, len(test))
 
@@ -231,7 +233,7 @@ def training_words(demo: Demo) -> str:
     apart = "the same" if images == 0 else f"{images} image{'' if images == 1 else 's'} of {demo.test_samples} apart"
     return (
         f"Two networks started from the same weights and took steps of the same learning rate until the loss on the "
-        f"{large.batch:,} training images was {_both(small.loss, large.loss, significant)}: “{SMALL}” with "
+        f"{large.batch:,} training images was down to {_both(small.loss, large.loss, _short)}: “{SMALL}” with "
         f"{small.batch} images a step ({small.steps:,} steps), “{LARGE}” with all of them ({large.steps:,} steps). Right "
         f"on training images: {_both(small.train_accuracy, large.train_accuracy, _percent)}; on test images: "
         f"{_both(small.test_accuracy, large.test_accuracy, _percent)}, {apart}."
@@ -259,6 +261,10 @@ def _both(first: float, second: float, text: Callable[[float, int], str]) -> str
     return a if a == b else f"{a} and {b}"
 
 
+def _short(value: float, digits: int) -> str:
+    return f"{value:.{digits}g}"
+
+
 def _percent(share: float, _digits: int) -> str:
     return f"{100 * share:.1f} %"
 
@@ -274,29 +280,41 @@ def change_table(demo: Demo) -> Numbers:
 
 def picture(demo: Demo) -> Drawing:
     """Measures along the rescaling, relative to where it starts: the plain ones climb, the invariant ones do not."""
-    start, places = demo.path[1.0], list(demo.path)
-    lines = {name: [report[name].value / start[name].value for report in demo.path.values()] for name in demo.growth}
-    level = [max(report[name].value / start[name].value for name in demo.changes) for report in demo.path.values()]
+    start, reports = demo.path[1.0], demo.path.values()
+    lines = {name: [report[name].value / start[name].value for report in reports] for name in demo.growth}
+    level = [max(report[name].value / start[name].value for name in demo.changes) for report in reports]
+    other = LARGE if demo.flatter == SMALL else SMALL
+    ratios = [demo.reports[other][name].value / start[name].value for name in demo.changes]
     with style():
-        figure = Figure(figsize=(6.2, 3.3), layout="constrained")
+        figure = Figure(figsize=(6.2, 3.4), layout="constrained")
         axes = figure.add_subplot()
-        for i, (name, ratios) in enumerate(lines.items(), start=1):
-            axes.loglog(places, ratios, marker=MARKERS[i], ls="--", color=series_colour(i), label=f"{name} (plain)")
-        label = f"all {len(demo.changes)} invariant measures"
-        axes.loglog(places, level, marker=MARKERS[0], color=series_colour(0), label=label, lw=2.2)
-        axes.set_xlabel("α², the rescaling: first layer ÷ α, second layer × α")
-        axes.set_ylabel("relative to the trained network")
+        for i, (name, heights) in enumerate(lines.items(), start=1):
+            axes.loglog(list(demo.path), heights, **_look(i), label=f"{name}, plain")
+        between = f"invariant measures of “{other}”"
+        axes.axhspan(min(ratios), max(ratios), color=series_colour(3), alpha=0.25, lw=0, label=between)
+        axes.loglog(list(demo.path), level, **_look(0), lw=2.2, label=f"all {len(demo.changes)} invariant measures")
+        axes.set_xlabel("α: first layer divided by it, second multiplied")
+        axes.set_ylabel(f"relative to “{demo.flatter}”")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: _power_text(value)))
+        axes.minorticks_off()
         axes.legend(loc="upper left")
-    rows = tuple((place, *(lines[name][i] for name in lines), level[i]) for i, place in enumerate(places))
+    rows = tuple((place, *(lines[name][i] for name in lines), level[i]) for i, place in enumerate(demo.path))
     words = (
-        f"From the trained network on the left to its twin on the right the plain measures climb to "
-        f"{max(max(ratios) for ratios in lines.values()):,.0f} times their value; all invariant measures stay on one "
-        "level line. Every point computes the same function."
+        f"From “{demo.flatter}” on the left to its twin on the right the plain measures climb to "
+        f"{max(map(max, lines.values())):,.0f} times their value, while all invariant measures stay on one level line. "
+        f"A band shows where the invariant measures of “{other}” lie. Every point of a line computes the same function."
     )
-    table = Numbers(("α²", *lines, "largest invariant"), rows)
+    table = Numbers(("α", *lines, "largest invariant"), rows)
     return Drawing(figure, table, "One function, many weights: what each measure makes of it", words)
+
+
+def _look(index: int) -> dict[str, Any]:
+    return {"color": series_colour(index), "marker": MARKERS[index], "ls": DASHES[index]}
+
+
+def _power_text(value: float) -> str:
+    return f"{value:g}" if 0.01 <= value <= 1000 else power_of_ten(round(math.log10(value)))
 
 
 def demo_page(demo: Demo) -> str:

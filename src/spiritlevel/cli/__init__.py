@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from spiritlevel._version import __version__
 from spiritlevel.cli.demo import demo
@@ -71,5 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(message: str, code: int) -> None:
-    print(message, file=sys.stderr)
+    console = Console(stderr=True)
+    console.print(message, markup=False, highlight=False, soft_wrap=not console.is_terminal)
     sys.exit(code)

@@ -55,7 +55,10 @@ def measure(
     html_file: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure how flat the minimum of a trained network is."""
+    """Measure a trained network.
+
+    Prints every value with its error, how sure it is and which rescalings of the weights it survives.
+    """
     if quiet and json_file is None and html_file is None:
         raise SpiritLevelError(
             "--quiet prints no table, so nothing would be left of the measurement: add --json or --html"

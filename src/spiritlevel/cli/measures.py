@@ -14,7 +14,7 @@ from spiritlevel.report.tables import measures_table
 
 
 def measures(as_json: Annotated[bool, typer.Option("--json", help="As JSON on standard output.")] = False) -> None:
-    """List every measure with its formula and the rescalings it survives."""
+    """List the measures and what they survive."""
     if as_json:
         print(json.dumps([_plain(measure) for measure in list_measures()], indent=1, ensure_ascii=False))
     else:

@@ -12,7 +12,7 @@ from torch import nn
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import BUILT_IN
-from spiritlevel.measures import get_measure
+from spiritlevel.measures import ALL
 from spiritlevel.measures.record import Measure
 from spiritlevel.study.checkpoint import load_checkpoint
 from spiritlevel.study.data import Dataset, import_factory, load_data, suggest
@@ -111,7 +111,9 @@ def _read_measure(text: str) -> Measure:
         if not equals:
             raise SpiritLevelError(f"options of a measure are written name:option=value, got {text!r}")
         options[key] = _number_or_word(value)
-    return get_measure(name, **options)
+    if name not in ALL:
+        raise SpiritLevelError(f"unknown measure {name!r}{suggest(name, ALL)} `spiritlevel measures` lists them all")
+    return ALL[name].configured(**options)
 
 
 def _number_or_word(text: str) -> float | str:

@@ -20,7 +20,8 @@ def passes_bar(shown: bool = True) -> Iterator[Callable[[str, float], None]]:
         TextColumn("{task.fields[passes]}", table_column=Column(no_wrap=True)),
         TimeElapsedColumn(table_column=Column(no_wrap=True)),
     )
-    with Progress(*columns, console=console, transient=True, disable=not shown, expand=True) as bar:
+    hidden = not (shown and console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=hidden, expand=True) as bar:
         task = bar.add_task("", total=None, passes="")
 
         def listen(stage: str, passes: float) -> None:
