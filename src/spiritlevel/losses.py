@@ -69,7 +69,8 @@ class Loss:
         mean: `(outputs, targets) -> mean loss over the batch`, or `(model, batch) -> (mean, count)` if `whole_batch`.
         whole_batch: The loss calls the model itself; it does not split into outputs and ∇²ℓ.
         curvature: `(outputs, targets) -> OutputFactor` where the loss has one in closed form.
-        check: Raises for outputs and targets that do not fit, naming the sample.
+        check: `(outputs, targets, first)` raises for targets that do not fit, naming the sample; `first` is its number.
+        check_outputs: `(outputs, first)` raises for outputs on which the loss is not defined.
         count: The weight of a batch in the mean over all data.
     """
 
@@ -77,7 +78,8 @@ class Loss:
     mean: Callable[[Any, Any], Any]
     whole_batch: bool = False
     curvature: Callable[[Tensor, Tensor], OutputFactor] | None = None
-    check: Callable[[Any, Any], None] | None = None
+    check: Callable[[Any, Any, int], None] | None = None
+    check_outputs: Callable[[Tensor, int], None] | None = None
     count: Callable[[Any], int] = len
 
 
@@ -113,6 +115,7 @@ def output_factor(loss: Loss, outputs: Tensor, targets: Tensor) -> OutputFactor:
         return loss.curvature(outputs, targets)
     eigenvalues, eigenvectors = torch.linalg.eigh(output_hessians(loss, outputs, targets))  # (N, C), (N, C, C)
     keep = eigenvalues.abs().amax(0) > 0
+    keep[-1] |= not bool(keep.any())  # a loss that is linear in the outputs has one column of zeros
     blocks = (eigenvectors * eigenvalues.abs().sqrt().unsqueeze(1))[..., keep].unsqueeze(1).to(outputs.dtype)
     signs = torch.where(eigenvalues < 0, -1.0, 1.0)[:, keep].unsqueeze(1).to(outputs.dtype)
     return OutputFactor(blocks, signs, lambda vector: vector.reshape(outputs.shape))
@@ -169,7 +172,7 @@ def _softmax_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
     )
 
 
-def _check_labels(outputs: Any, targets: Any) -> None:
+def _check_labels(outputs: Any, targets: Any, first: int) -> None:
     if not isinstance(outputs, Tensor) or outputs.dim() < 2:
         came = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise SpiritLevelError(
@@ -184,9 +187,11 @@ def _check_labels(outputs: Any, targets: Any) -> None:
         if bool((targets < 0).any()):
             sample = int((targets < 0).nonzero()[0][0])
             raise SpiritLevelError(
-                f"the class probabilities of sample {sample} are negative: {targets[sample].tolist()}"
+                f"the class probabilities of sample {first + sample} are negative: {targets[sample].tolist()}"
             )
         return
+    if targets.dtype not in (torch.int64, torch.uint8):
+        raise SpiritLevelError(f"cross entropy needs labels of dtype int64, got {targets.dtype}: use y.long()")
     if tuple(targets.shape) != _label_shape(outputs):
         raise SpiritLevelError(
             f"cross entropy needs labels of shape {_label_shape(outputs)} for outputs of shape {tuple(outputs.shape)}, "
@@ -196,7 +201,7 @@ def _check_labels(outputs: Any, targets: Any) -> None:
     if bool(wrong.any()):
         index = tuple(int(i) for i in wrong.nonzero()[0])
         raise SpiritLevelError(
-            f"label {int(targets[index])} of sample {index[0]} is out of range: the network has {outputs.shape[1]} "
+            f"label {int(targets[index])} of sample {first + index[0]} is out of range: the network has {outputs.shape[1]} "
             f"outputs, so labels must be 0 to {outputs.shape[1] - 1}"
         )
 
@@ -215,7 +220,7 @@ def _squared_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
     return OutputFactor(blocks, None, lambda vector: vector.reshape(outputs.shape))
 
 
-def _check_regression(outputs: Any, targets: Any) -> None:
+def _check_regression(outputs: Any, targets: Any, first: int) -> None:
     if not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
         came = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise SpiritLevelError(
@@ -232,13 +237,12 @@ def _normalized_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs / outputs.std(1, correction=0, keepdim=True), targets)
 
 
-def _check_spread(outputs: Any, targets: Any) -> None:
-    _check_labels(outputs, targets)
+def _check_spread(outputs: Tensor, first: int) -> None:
     spread = outputs.detach().std(1, correction=0)
     if bool((spread == 0).any()):
         sample = int((spread == 0).nonzero()[0][0])
         raise SpiritLevelError(
-            f"all outputs of sample {sample} are equal, so normalized_cross_entropy (which divides by their standard "
+            f"all outputs of sample {first + sample} are equal, so normalized_cross_entropy (which divides by their standard "
             "deviation) is not defined there: leave the sample out or use cross_entropy"
         )
 
@@ -249,6 +253,10 @@ BUILT_IN: dict[str, Loss] = {
     ),
     "mse": Loss("mse", F.mse_loss, curvature=_squared_factor, check=_check_regression, count=Tensor.numel),
     "normalized_cross_entropy": Loss(
-        "normalized_cross_entropy", _normalized_cross_entropy, check=_check_spread, count=Tensor.numel
+        "normalized_cross_entropy",
+        _normalized_cross_entropy,
+        check=_check_labels,
+        check_outputs=_check_spread,
+        count=Tensor.numel,
     ),
 }

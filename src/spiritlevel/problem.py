@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -100,7 +103,7 @@ class Problem:
         reference = next(iter(self.parameters.values()))
         self.dtype, self.device = reference.dtype, reference.device
         self._cast_inputs = dtype is not None or bool(self.notes)
-        self._buffers_change = False
+        self._buffers_change = self._inputs_change = False
         self.chunk_size = 1
         with self.undisturbed():
             self._check_model()
@@ -138,6 +141,8 @@ class Problem:
         """What the network computes from the inputs of a batch."""
         if self._whole is not None:
             raise SpiritLevelError("this problem's loss calls the model itself; there are no outputs to look at")
+        if self._inputs_change:
+            batch = batch.map(Tensor.clone)
         args, kwargs = _arguments(batch.inputs)
         return functional_call(self.model, self._tensors(parameters), args, kwargs)
 
@@ -242,16 +247,40 @@ class Problem:
         if self._whole is not None:
             self._check_whole_loss(batch)
             return
-        batch = batch[:8]
+        batch = batch[:8].map(Tensor.clone)
         kept = {name: tensor.clone() for name, tensor in self._fixed.items()}
         with torch.no_grad():
-            outputs = self.outputs(self.parameters, batch)
+            outputs = self._first_outputs(batch)
             if any(not torch.equal(tensor, kept[name]) for name, tensor in self._fixed.items()):
                 self._fixed, self._buffers_change = kept, True
                 self.notes.append("the model changes its own buffers when it runs; they are reset before every call")
             _check_outputs(outputs)
             self._check_deterministic(outputs, batch)
             self._check_loss(outputs, batch)
+
+    def _first_outputs(self, batch: Batch) -> Any:
+        """The first call of the model; one that fails or writes into its inputs is told apart from one that is random."""
+        given = batch.map(Tensor.clone)
+        try:
+            outputs = self.outputs(self.parameters, given)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise SpiritLevelError(
+                f"the model cannot be called on the first batch{self._mismatch(batch)}: {error}"
+            ) from error
+        pairs = zip(tree_leaves(given.inputs), tree_leaves(batch.inputs), strict=True)
+        if any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in pairs):
+            self._inputs_change = True
+            self.notes.append("the model changes its inputs in place; it is given copies")
+        return outputs
+
+    def _mismatch(self, batch: Batch) -> str:
+        kinds = {
+            leaf.dtype for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        }
+        if not kinds - {self.dtype}:
+            return ""
+        name = str(self.dtype).removeprefix("torch.")
+        return f" (inputs of {', '.join(map(str, kinds))}, parameters of {self.dtype}: convert one, or pass dtype=torch.{name})"
 
     def _check_deterministic(self, outputs: Any, batch: Batch) -> None:
         if not _agree(outputs, self.outputs(self.parameters, batch)):
@@ -285,10 +314,20 @@ class Problem:
     def _check_loss(self, outputs: Any, batch: Batch) -> None:
         loss, targets = self.loss_function, batch.targets
         if loss.check is not None:
-            loss.check(outputs, targets)
+            loss.check(outputs, targets, 0)
             self._check_all_targets(outputs)
-        value = loss.mean(outputs, targets)
+        if loss.check_outputs is not None:
+            loss.check_outputs(outputs, 0)
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_() if isinstance(outputs, Tensor) else None
+            value = loss.mean(outputs if leaf is None else leaf, targets)
         _check_scalar(value)
+        if leaf is not None and not value.requires_grad:
+            raise SpiritLevelError(
+                f"the loss {loss.name!r} does not depend on the outputs: it returned a constant, or left torch on the way "
+                "(detach, item, numpy)"
+            )
+        value = value.detach()
         half = (len(batch) + 1) // 2
         if loss.check is None and half < len(batch):
             parts = [self.chunk_loss(self.parameters, part) for part in (batch[:half], batch[half:])]
@@ -303,16 +342,31 @@ class Problem:
     def _check_all_targets(self, outputs: Any) -> None:
         """Labels are checked against the number of outputs on all the data, before any work is done."""
         check, first = self.loss_function.check, 0
-        if check is None or self.loss_function.name == "normalized_cross_entropy" or not isinstance(outputs, Tensor):
+        if check is None or not isinstance(outputs, Tensor):
             return
         for batch in self.data:
-            if batch.targets is None:
-                continue
-            try:
-                check(outputs[:1].expand(len(batch), *outputs.shape[1:]), batch.targets.to(outputs.device))
-            except SpiritLevelError as error:
-                raise SpiritLevelError(f"{error} (counting samples from {first})" if first else str(error)) from None
-            first += len(batch)
+            if batch.targets is not None:
+                check(outputs[:1].expand(len(batch), *outputs.shape[1:]), batch.targets.to(outputs.device), first)
+                first += len(batch)
+
+    def refuse_nonfinite_loss(self) -> None:
+        """Look for the sample on which the loss is NaN or infinite, and raise with its number; quiet where none is."""
+        first, check = 0, self.loss_function.check_outputs
+        with self.undisturbed(), torch.no_grad():
+            for chunk, _ in self.chunks():
+                if check is not None:
+                    check(self.outputs(self.parameters, chunk), first)
+                if self._whole is not None or not bool(torch.isfinite(self.chunk_loss(self.parameters, chunk))):
+                    self._point_out(chunk, first)
+                first += len(chunk)
+
+    def _point_out(self, chunk: Batch, first: int) -> None:
+        parts = [chunk] if self._whole is not None else [chunk[n : n + 1] for n in range(len(chunk))]
+        for n, part in enumerate(parts):
+            value = float(self.chunk_loss(self.parameters, part))
+            if not math.isfinite(value):
+                where = "of the batch that starts at sample" if self._whole is not None else "of sample"
+                raise SpiritLevelError(f"the loss {where} {first + n} is {value}: every sample needs a finite loss")
 
     def _whole_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, float]:
         assert self._whole is not None
@@ -367,6 +421,7 @@ class Problem:
 @contextlib.contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
+    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.device.type == "cuda"})
     # The fused attention kernels have no second derivative.
     with torch.random.fork_rng(devices=devices), sdpa_kernel(SDPBackend.MATH):
@@ -377,6 +432,8 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
         finally:
             for module, training in modes:
                 module.training = training
+            random.setstate(state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def gradients_of(value: Tensor, leaves: list[Tensor], *, create_graph: bool = False) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import resource
 import sys
@@ -68,10 +69,16 @@ def measure(
         problem.work.on_change.append(report.update)
         evidence = Evidence(problem, _union(chosen), tolerance=tolerance, seed=seed, most_probes=most_probes)
         values: dict[str, Value] = {}
-        for each in chosen:
-            report.stage(each.name)
-            values[_free_label(each, values)] = each.compute(each, evidence)
-        loss_value = evidence.loss
+        try:
+            for each in chosen:
+                report.stage(each.name)
+                values[_free_label(each, values)] = each.compute(each, evidence)
+            loss_value = evidence.loss
+        except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            problem.refuse_nonfinite_loss()  # says where, if that is why
+            raise
+        if not math.isfinite(loss_value):
+            problem.refuse_nonfinite_loss()
     cost = Cost(
         problem.work.passes,
         problem.work.products,
