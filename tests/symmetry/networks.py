@@ -304,6 +304,59 @@ class Shuffled(nn.Module):
         return self.last(padded.sum(-1))
 
 
+class LowRank(nn.Module):
+    """A matrix plus a product of two thin ones, merged before use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.last = nn.Linear(4, 5), nn.Linear(5, 2)
+        self.down, self.up = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(5, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.linear(x, self.base.weight + self.up @ self.down, self.base.bias).relu())
+
+
+class Masked(nn.Module):
+    """A pruned matrix and a matrix with rows of length one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(3, 2)
+        self.register_buffer("mask", (torch.arange(20).view(5, 4) % 3 > 0).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.linear(x, self.first.weight * self.mask, self.first.bias).relu()
+        rows = self.middle.weight / self.middle.weight.norm(dim=1, keepdim=True)
+        return self.last(F.linear(x, rows).relu())
+
+
+class SqueezeExcite(nn.Module):
+    """Channels multiplied by a sigmoid of their means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 1)
+        self.squeeze, self.excite = nn.Linear(4, 2), nn.Linear(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).relu()
+        gate = torch.sigmoid(self.excite(self.squeeze(x.mean((2, 3))).relu()))
+        return self.out(x * gate[:, :, None, None]).mean((2, 3))
+
+
+class LayerScale(nn.Module):
+    """A learned token, a learned factor per feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 2)
+        self.token, self.scale = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        return self.last((self.first(x) * self.scale).relu())[:, 0] + self.last(self.first(x) * self.scale).mean(1)
+
+
 @dataclass(frozen=True)
 class Case:
     """A network, the shape of its input and its number of independent factors."""
@@ -347,6 +400,12 @@ CASES: dict[str, Case] = {
     "attention gelu": Case(lambda: Attention(nn.GELU), (2, 5, 8), 8 + 8 + 8 + 8),
     "plain attention": Case(PlainAttention, (2, 5, 4), 6 + 6),
     "gated": Case(Gated, (4, 4), 5 + 5),
+    "low rank": Case(LowRank, (4, 4), 5 + 2),
+    # Each row of the second matrix has a free length; what it reads must share one scale, to keep its direction.
+    "masked and normalized": Case(Masked, (4, 4), 1 + 3),
+    "squeeze and excite": Case(SqueezeExcite, (3, 1, 6, 6), 4 + 2),
+    "layer scale": Case(LayerScale, (2, 3, 4), 5 + 5),
+    "encoder": Case(lambda: nn.TransformerEncoderLayer(4, 2, 5, batch_first=True), (2, 3, 4), 4 + 4 + 5),
     "shuffled": Case(Shuffled, (2, 2, 6), 8 + 4),
 }
 

@@ -7,7 +7,6 @@ from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ROWS_PER_COLUMN = 4
-LEAST_DRAWS = 10
 
 
 class PlainBatchNorm(nn.Module):
@@ -24,18 +23,18 @@ class PlainBatchNorm(nn.Module):
         return (x - mean) / (var + self.eps).sqrt() * self.weight[:, None, None] + self.bias[:, None, None]
 
 
-def number_of_symmetries(model: nn.Module, shape: tuple[int, ...]) -> int:
+def number_of_symmetries(model: nn.Module, shape: tuple[int, ...], least_draws: int = 10) -> int:
     """The dimension of {u : f(θ∘(1+εu)) = f(θ) + O(ε²) for every θ and x}, without parameters that do nothing.
 
     One u per parameter and running mean, shared by the positions of a kernel: the null space of the stacked Jacobians
-    ∂f/∂θ·diag(θ) at enough random θ and x.
+    ∂f/∂θ·diag(θ) at enough random θ and x. Networks that are linear in x need many draws of θ.
     """
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
                 setattr(module, name, PlainBatchNorm(child))
     blocks = [_directions(model, shape, 0)]
-    while len(blocks) < LEAST_DRAWS or sum(len(block) for block in blocks) < ROWS_PER_COLUMN * blocks[0].shape[1]:
+    while len(blocks) < least_draws or sum(len(block) for block in blocks) < ROWS_PER_COLUMN * blocks[0].shape[1]:
         blocks.append(_directions(model, shape, len(blocks)))
     rows = torch.cat(blocks)
     alive = rows[:, (rows.abs() > 1e-12 * rows.abs().max()).any(0)]

@@ -17,7 +17,11 @@ def test_one_hidden_layer_in_closed_form() -> None:
     torch.testing.assert_close(flat[2].weight, model[2].weight / factor, rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize("name", CASES)
+# Rows that are divided by their own length have no balanced one.
+BOUNDED = sorted(set(CASES) - {"masked and normalized"})
+
+
+@pytest.mark.parametrize("name", BOUNDED)
 def test_every_channel_is_balanced_and_the_minimum_is_unique(name: str) -> None:
     model, x = built(name)
     symmetries = find_symmetries(model, x)
@@ -79,3 +83,9 @@ def test_a_dead_channel_of_a_product_is_found_by_the_linear_program() -> None:
     found = balance(model, find_symmetries(model, x))
     assert set(found.dead_channels) == {"up.weight[3]", "gate.weight[3]"}
     assert found.residual < 1e-10
+
+
+def test_lengths_that_are_divided_out_are_left_alone() -> None:
+    model, x = built("masked and normalized")
+    found = balance(model, find_symmetries(model, x))
+    assert found.dead_channels == ("middle.weight[0]", "middle.weight[1]", "middle.weight[2]")

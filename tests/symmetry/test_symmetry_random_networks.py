@@ -109,10 +109,11 @@ def test_sampled_twins_compute_the_same_function(recipe: Recipe) -> None:
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
-@given(recipes.map(lambda recipe: [(step, n) for step, n in recipe if step not in ("norm", "slice")]))
+@given(recipes)
 def test_no_symmetry_is_missed(recipe: Recipe) -> None:
-    model, x = made(recipe)
-    assert find_symmetries(model, x).dimension == number_of_symmetries(model, (3, 2, 4, 4))
+    # Derivatives do not count the factors of channels that a slice drops.
+    model, x = made([(step, n) for step, n in recipe if step != "slice"])
+    assert find_symmetries(model, x).dimension == number_of_symmetries(model, (3, 2, 4, 4), least_draws=40)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -151,11 +151,32 @@ def add(recorder: Recorder, call: Call) -> Result:
     return _equalized(recorder, call, "self", "other")
 
 
+def _factors_of(recorder: Recorder, *tensors: Tensor) -> list[Scale]:
+    """The scales of operands; in arithmetic between parameters alone a matrix keeps its rows and columns apart."""
+    among_parameters = not any(recorder.depends_on_input(tensor) for tensor in tensors)
+    return [_view_of(recorder, t) if among_parameters else recorder.scale_of(t) for t in tensors]
+
+
+def _adopted(recorder: Recorder, operands: list[Tensor]) -> Scale | None:
+    """The scale of a sum of parameters where one was not met before: it takes the scale of the other."""
+    for new, other in (operands, operands[::-1]):
+        leaf = recorder.leaves.get(id(new))
+        unmet = leaf is not None and leaf.terms is None and not recorder.depends_on_input(other)
+        if leaf is not None and unmet and other.shape == new.shape and recorder.is_followed(other):
+            scale = _view_of(recorder, other)
+            leaf.terms, leaf.role = scale.terms, "map" if new.dim() > 1 else leaf.role
+            return Scale(scale.terms, False)
+    return None
+
+
 def _equalized(recorder: Recorder, call: Call, *names: str) -> Result:
     operands = [call[name] for name in names]
     if any(not isinstance(value, Tensor) and not _unscaled(value) for value in operands):
         return FIX_ALL
-    parts = [recorder.scale_of(value) for value in operands if isinstance(value, Tensor)]
+    tensors = [value for value in operands if isinstance(value, Tensor)]
+    if len(tensors) == 2 and (adopted := _adopted(recorder, tensors)) is not None:
+        return adopted
+    parts = _factors_of(recorder, *tensors)
     return sc.equalized(recorder.variables, parts, call.out.shape)
 
 
@@ -189,11 +210,10 @@ def multiply(recorder: Recorder, call: Call) -> Result:
     """Log-scales of factors add, that of a divisor is subtracted; a number only multiplies."""
     if call.name.startswith("div") and "rounding_mode" in call.kwargs:
         return FIX_ALL
-    left, right = call["self"], call["other"]
-    factors = [recorder.scale_of(left)]
-    if isinstance(right, Tensor):
-        scale = recorder.scale_of(right)
-        factors.append(sc.times(scale, -1 if call.name.startswith("div") else 1))
+    operands = [value for value in (call["self"], call["other"]) if isinstance(value, Tensor)]
+    factors = _factors_of(recorder, *operands)
+    if call.name.startswith("div") and len(factors) == 2:
+        factors[1] = sc.times(factors[1], -1)
     return sc.product(recorder.variables, factors, call.out.shape)
 
 
@@ -216,7 +236,7 @@ def power(recorder: Recorder, call: Call) -> Result:
 @rule("sum", "mean", "amax", "amin", "max", "min", "linalg_vector_norm", "median")
 def reduce(recorder: Recorder, call: Call) -> Result:
     """A sum, mean, maximum or norm needs one scale for all it reduces."""
-    scale, names = recorder.scale_of(call.args[0]), {spec.name for spec in call.func._schema.arguments}
+    scale, names = _view_of(recorder, call.args[0]), {spec.name for spec in call.func._schema.arguments}
     if "other" in names:
         return _equalized(recorder, call, "self", "other")
     if call.name == "linalg_vector_norm" and call["ord"] == 0:

@@ -31,6 +31,8 @@ def contract(recorder: Recorder, a: Scale, b: Scale, shape: torch.Size, label: s
     if not terms:
         return sc.fixed(shape, from_input)
     whole = Scale(tuple((c, ids.expand(shape)) for c, ids in terms), from_input)
+    if not from_input:
+        return whole  # a product of parameters stays separable, for its use as the matrix of a linear map
     return sc.of(compact(sc.merged(variables, whole, label)), from_input)
 
 

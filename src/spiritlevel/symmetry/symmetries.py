@@ -1,6 +1,7 @@
 """The result of discovery: independent scale factors and what each of them multiplies and divides."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,7 +50,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Group:
-    """Factors that belong together: one for each channel of one activation.
+    """Factors that belong together: one for each channel of one activation, which move the same tensors.
 
     kind: "batch-norm" where the factors also multiply running statistics (the side before a normalization),
     "neuron" where they multiply parameters only. factors: their positions. multiplies, divides: names of tensors.
@@ -95,15 +96,20 @@ class Symmetries:
     def groups(self) -> tuple[Group, ...]:
         """The factors grouped by the activation whose channels they scale, in the order of the network."""
         signs = {name: self._factor_signs(tensor) for name, tensor in self.tensors.items()}
+        up = np.array([signs[name][0] for name in signs]).T
+        down = np.array([signs[name][1] for name in signs]).T
+        members: dict[tuple[str, bytes, bytes], list[int]] = {}
+        for factor, label in enumerate(self._labels):
+            members.setdefault((label, up[factor].tobytes(), down[factor].tobytes()), []).append(factor)
+        met: Counter[str] = Counter()
         made = []
-        for label in dict.fromkeys(self._labels):
-            factors = tuple(k for k, other in enumerate(self._labels) if other == label)
-            index = np.array(factors)
-            multiplies = tuple(name for name, (up, _) in signs.items() if up[index].any())
-            divides = tuple(name for name, (_, down) in signs.items() if down[index].any())
-            moved = (*multiplies, *divides)
-            kind = "batch-norm" if any(self.tensors[name].is_buffer for name in moved) else "neuron"
-            made.append(Group(label, kind, factors, multiplies, divides))
+        for (label, *_), factors in members.items():
+            met[label] += 1
+            name = label if met[label] == 1 else f"{label} ({met[label]})"
+            multiplies = tuple(n for n, moves in zip(signs, up[factors[0]], strict=True) if moves)
+            divides = tuple(n for n, moves in zip(signs, down[factors[0]], strict=True) if moves)
+            buffers = any(self.tensors[n].is_buffer for n in (*multiplies, *divides))
+            made.append(Group(name, "batch-norm" if buffers else "neuron", tuple(factors), multiplies, divides))
         return tuple(made)
 
     def _factor_signs(self, tensor: TensorScale) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
