@@ -1,8 +1,8 @@
 """The demo: small batches against large ones on handwritten digits, and a twin that looks a million times sharper.
 
 Two networks start from the same weights and are trained with the same learning rate to the same loss; only the size of
-their batches differs. The flatter one is then rescaled: the first layer divided by α, the second multiplied by it, which
-changes no output and multiplies the plain Hessian norm by about α².
+their batches differs. The flatter one is then rescaled, layer by layer, into a twin: no output changes, and the plain
+Hessian norm is a million times larger.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spiritlevel.result import Report, write_whole
 from spiritlevel.study.checkpoint import save_checkpoint
 from spiritlevel.study.data import Dataset, load_data
 from spiritlevel.study.models import build_model
-from spiritlevel.symmetry import rescale_layers
+from spiritlevel.symmetry.attack import Attack, sharpen
 
 Listen = Callable[[str, float], None]
 
@@ -83,19 +83,15 @@ class Demo:
         trained: The two networks by name.
         reports: Their measures and those of the twin.
         flatter: The name of the network with the twin.
-        twin: The rescaled copy, in float64.
-        factor: What its first layer was divided by and its second multiplied with.
-        output_change: The largest change of an output, relative to the largest output.
-        path: Factor → measures of the networks on the way from the flatter network to its twin.
+        attack: How it was rescaled; `attack.model` is the twin, in float64.
+        path: Largest factor → measures of the networks on the way from the flatter network to its twin.
         test_samples: How many images the test accuracy is taken over.
     """
 
     trained: Mapping[str, Trained]
     reports: Mapping[str, Report]
     flatter: str
-    twin: nn.Module
-    factor: float
-    output_change: float
+    attack: Attack
     path: Mapping[float, Report]
     test_samples: int
 
@@ -128,15 +124,10 @@ def run_demo(settings: Settings | None = None, listen: Listen = lambda stage, pa
         meter = _Meter(data, settings.tolerance, listen)
         reports = {name: meter.report(model, f"measuring {name}") for name, model in models.items()}
         flatter = min(reports, key=lambda name: reports[name]["normalized_sharpness"].value)
-        factor, twin = meter.sharper_twin(models[flatter], reports[flatter], settings.sharper)
-        reports[TWIN] = meter.report(twin, f"measuring the {TWIN}")
-        path = {1.0: reports[flatter]}
-        for i in range(1, settings.steps_along + 1):
-            between = factor ** (i / (settings.steps_along + 1))
-            path[between] = meter.report(meter.rescaled(models[flatter], between), f"measuring on the way, {i}")
-        path[factor] = reports[TWIN]
-        change = meter.output_change(models[flatter], twin)
-    return Demo(trained, reports, flatter, twin, factor, change, path, len(test))
+        attack = meter.sharper_twin(models[flatter], reports[flatter], settings.sharper)
+        reports[TWIN] = meter.report(attack.model, f"measuring the {TWIN}")
+        path = meter.path(models[flatter], attack, reports[flatter], reports[TWIN], settings.steps_along)
+    return Demo(trained, reports, flatter, attack, path, len(test))
 
 
 def train(data: Dataset, test: Dataset, batch: int, settings: Settings, listen: Callable[[str], None]) -> Trained:
@@ -189,27 +180,23 @@ class _Meter:
             progress=lambda name, passes: self._listen(f"{stage}: {name}", passes),
         )
 
-    def rescaled(self, model: nn.Module, factor: float) -> nn.Module:
-        """The first layer divided by the factor, the second multiplied with it; biases follow."""
-        first, second = [name for name, tensor in model.named_parameters() if tensor.dim() > 1][:2]
-        return rescale_layers(model, {first: 1 / factor, second: factor}, self._x[:64])
+    def sharper_twin(self, model: nn.Module, report: Report, times: float) -> Attack:
+        """The network rescaled until its plain Hessian norm is at least `times` as large."""
+        self._listen(f"building the {TWIN}", 0)
+        return sharpen(model, (self._x, self._y), "cross_entropy", target=times * report["hessian_spectral_norm"].value)
 
-    def sharper_twin(self, model: nn.Module, report: Report, times: float) -> tuple[float, nn.Module]:
-        """The factor that multiplies the plain Hessian norm by `times`, and the network it leads to.
+    def path(self, model: nn.Module, attack: Attack, first: Report, last: Report, between: int) -> dict[float, Report]:
+        """Largest factor → report, for the network, some between it and its twin, and the twin."""
+        found = {1.0: first}
+        for i in range(1, between + 1):
+            share = i / (between + 1)
+            rescaled = (attack.rescaling**share).apply(model)
+            found[_largest_factor(attack) ** share] = self.report(rescaled, f"measuring on the way, {i} of {between}")
+        return {**found, _largest_factor(attack): last}
 
-        Far along T_α one block outgrows all others and the norm is proportional to α²: the second guess is on the spot.
-        """
-        name = "hessian_spectral_norm"
-        factor = times**0.5
-        for _ in range(3):
-            norm = self.report(self.rescaled(model, factor), f"building the {TWIN}", [name])[name].value
-            factor *= (times * report[name].value / norm) ** 0.5
-        return factor, self.rescaled(model, factor)
 
-    def output_change(self, model: nn.Module, twin: nn.Module) -> float:
-        with torch.no_grad():
-            before, after = model(self._x), twin(self._x)
-        return float((after - before).abs().max() / before.abs().max())
+def _largest_factor(attack: Attack) -> float:
+    return max(attack.factors.values())
 
 
 @contextlib.contextmanager
@@ -242,12 +229,18 @@ def training_words(demo: Demo) -> str:
 
 def twin_words(demo: Demo) -> str:
     """What the twin is, and which measures noticed."""
-    norm, changes = demo.growth["hessian_spectral_norm"], demo.changes
+    attack, changes = demo.attack, demo.changes
+    weights = [name for name, tensor in attack.model.named_parameters() if tensor.dim() > 1]
+    moved = {name: attack.factors[name] for name in weights if abs(attack.factors.get(name, 1.0) - 1) > 1e-9}
+    layers = " and ".join(
+        f"{name} {'multiplied' if factor > 1 else 'divided'} by {significant(max(factor, 1 / factor), 4)}"
+        for name, factor in moved.items()
+    )
     return (
-        f"The twin is “{demo.flatter}” with its first layer divided by {significant(demo.factor, 4)} and its second "
-        f"multiplied by it. Its outputs differ by {significant(demo.output_change, 1)} of the largest, which is rounding; "
-        f"its plain Hessian norm is {norm:,.0f} times larger, and none of the {len(changes)} invariant measures moved by "
-        f"more than {significant(max(changes.values()), 1)} relative."
+        f"The twin is “{demo.flatter}” with {layers}. Its outputs differ by {significant(attack.output_change, 1)} of the "
+        f"largest, which is rounding; its plain Hessian norm is {demo.growth['hessian_spectral_norm']:,.0f} times larger, "
+        f"and none of the {len(changes)} invariant measures moved by more than {significant(max(changes.values()), 1)} "
+        "relative."
     )
 
 
@@ -293,7 +286,7 @@ def picture(demo: Demo) -> Drawing:
         between = f"invariant measures of “{other}”"
         axes.axhspan(min(ratios), max(ratios), color=series_colour(3), alpha=0.25, lw=0, label=between)
         axes.loglog(list(demo.path), level, **_look(0), lw=2.2, label=f"all {len(demo.changes)} invariant measures")
-        axes.set_xlabel("α: first layer divided by it, second multiplied")
+        axes.set_xlabel("α, the factor between two layers: one × α, one ÷ α")
         axes.set_ylabel(f"relative to “{demo.flatter}”")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: _power_text(value)))
@@ -331,7 +324,7 @@ def demo_page(demo: Demo) -> str:
 
 def write_demo(demo: Demo, folder: Path) -> Path:
     """The page, the picture and the weights of the three networks in `folder`; returns the page's path."""
-    models = {**{name: each.model for name, each in demo.trained.items()}, TWIN: demo.twin}
+    models = {**{name: each.model for name, each in demo.trained.items()}, TWIN: demo.attack.model}
     for name, model in models.items():
         save_checkpoint(model, folder / f"{name.replace(' ', '-')}.safetensors")
     with style():
