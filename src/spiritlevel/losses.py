@@ -90,7 +90,7 @@ def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
     if isinstance(loss, str):
         if loss not in BUILT_IN:
             near = difflib.get_close_matches(loss, BUILT_IN, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise SpiritLevelError(f"unknown loss {loss!r}{hint} Known: {', '.join(BUILT_IN)}, or pass a callable.")
         return BUILT_IN[loss]
     if not callable(loss):
@@ -166,10 +166,9 @@ def _softmax_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
     columns = root.unsqueeze(3) * (eye - scaled.unsqueeze(3) * u.unsqueeze(2))
     if targets.is_floating_point():  # −Σ_c y_c log p_c has the Hessian (Σ_c y_c)(diag(p) − ppᵀ)
         columns = columns * targets.sum(1).reshape(p.shape[:2]).sqrt()[..., None, None]
+    columns = columns[..., :-1] if p.shape[2] > 1 else torch.zeros_like(columns)  # one class: no curvature
     positions = p.shape[1]
-    return OutputFactor(
-        columns[..., :-1] / positions**0.5, None, lambda vector: vector.mT.reshape(outputs.shape).contiguous()
-    )
+    return OutputFactor(columns / positions**0.5, None, lambda vector: vector.mT.reshape(outputs.shape).contiguous())
 
 
 def _check_labels(outputs: Any, targets: Any, first: int) -> None:

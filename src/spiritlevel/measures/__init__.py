@@ -26,7 +26,7 @@ def get_measure(name: str, **options: Any) -> Measure:
     """A measure by name, configured: `get_measure("epsilon_sharpness", epsilon=5e-4)`."""
     if name not in ALL:
         near = difflib.get_close_matches(name, ALL, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise SpiritLevelError(f"unknown measure {name!r}{hint} `list_measures()` names them all")
     return ALL[name].configured(**options)
 
