@@ -1,0 +1,153 @@
+"""An audit as a table, a section of a page with one picture for each kind of change, and a page of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spiritlevel.audit import Audit, Finding
+from spiritlevel.report.citations import citations
+from spiritlevel.report.drawing import DASHES, INK, MARKERS, Drawing, series_colour, style
+from spiritlevel.report.numbers import Numbers, plain_text, significant, times
+from spiritlevel.report.page import render_page
+from spiritlevel.report.records import known_records
+from spiritlevel.report.sections import Section
+
+_LINES = 5  # moving measures that one picture can carry and still be read
+_MARKS = {"invariant": "✓", "moves": "✗", "undecided": "?"}
+
+
+def audit_table(audit: Audit) -> RenderableType:
+    """Measures down, kinds of change across: ✓ survives, ✗ with the largest factor seen, ? undecided."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("measure", overflow="fold")
+    for kind in audit.kinds:
+        table.add_column(plain_text(kind), justify="left", overflow="fold")
+    for name in audit.original:
+        table.add_row(plain_text(name), *(_cell(audit.finding(name, kind)) for kind in audit.kinds))
+    lines = [Text(line, style="dim") for line in _footnotes(audit)]
+    return Group(*(Text(line) for line in audit_answer(audit)), Text(""), table, *lines)
+
+
+def _cell(finding: Finding) -> Text:
+    mark = _MARKS[finding.verdict]
+    if finding.verdict == "moves":
+        text = Text(f"{mark} {times(finding.factor)}", style="bold red" if finding.claim_fails else "")
+        return text + Text(" claims not to", style="bold red") if finding.claim_fails else text
+    return Text(mark, style="green" if finding.verdict == "invariant" else "yellow")
+
+
+def _footnotes(audit: Audit) -> list[str]:
+    notes = ["✓ survives   ✗ moves, by the factor shown   ? undecided"]
+    notes += [
+        f"{f.measure} under {f.kind}: {f.reason}" for f in audit.findings if f.verdict == "undecided" and f.reason
+    ]
+    return notes + [f"not audited: {kind} ({reason})" for kind, reason in audit.skipped.items()]
+
+
+def audit_answer(audit: Audit) -> list[str]:
+    """What the audit found, in sentences."""
+    rescalings = [kind for kind in audit.kinds if kind not in ("output scale", "input map")]
+    names = list(audit.original)
+    survive = [n for n in names if all(audit.verdict(n, kind) == "invariant" for kind in rescalings)]
+    fooled = [n for n in names if any(audit.verdict(n, kind) == "moves" for kind in rescalings)]
+    answer = []
+    if rescalings:
+        answer.append(
+            f"{len(survive)} of {len(names)} measures survive every rescaling that leaves this network's function alone"
+            + (f": {', '.join(survive)}." if survive else ".")
+        )
+    if fooled:
+        worst = max((audit.finding(n, kind) for n in fooled for kind in rescalings), key=lambda f: f.factor)
+        answer.append(
+            f"{len(fooled)} can be moved without changing the function; the furthest, {worst.measure}, by a factor of "
+            f"{significant(worst.factor, 3)} under {worst.kind} rescaling."
+        )
+    failed = audit.failed_claims
+    if failed:
+        answer.append("Claims that fail here: " + ", ".join(f"{f.measure} under {f.kind}" for f in failed) + ".")
+    else:
+        answer.append("Every measure that claims to survive does.")
+    return answer
+
+
+def audit_section(audit: Audit) -> Section:
+    """The audit as a part of a page: the table of verdicts and a picture for each kind."""
+    columns = ("measure", *map(plain_text, audit.kinds))
+    rows = tuple((name, *(_cell(audit.finding(name, kind)).plain for kind in audit.kinds)) for name in audit.original)
+    return Section(
+        "audit",
+        "Audit",
+        (
+            "The network was rescaled without changing its function, more and more strongly, and measured again. "
+            "A measure that means something about the function stays where it was.",
+            *_footnotes(audit),
+        ),
+        tuple(audit_drawing(audit, kind) for kind in audit.kinds),
+        (("Verdict and largest factor seen", Numbers(columns, rows)),),
+    )
+
+
+def audit_drawing(audit: Audit, kind: str) -> Drawing:
+    """Value relative to the original against the strength of the change: the measures that move most, and all that stay."""
+    strengths = sorted({trial.strength for trial in audit.trials if trial.kind == kind})
+    lines = {name: _ratios(audit, name, kind, strengths) for name in audit.original}
+    moving = [name for name in lines if audit.verdict(name, kind) == "moves" and math.isfinite(max(lines[name]))]
+    moving.sort(key=lambda name: audit.factor(name, kind), reverse=True)
+    still = [name for name in lines if audit.verdict(name, kind) == "invariant"]
+    with style():
+        figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+        axes = figure.add_subplot()
+        places = [0.0, *strengths]
+        for index, name in enumerate(moving[:_LINES]):
+            look = index % len(MARKERS)
+            axes.plot(
+                places,
+                [1.0, *lines[name]],
+                color=series_colour(index),
+                marker=MARKERS[look],
+                linestyle=DASHES[look],
+                label=plain_text(name),
+            )
+        if still:
+            axes.plot(places, [1.0] * len(places), color=INK, linewidth=2.2, label=f"{len(still)} invariant measures")
+        axes.set_yscale("log")
+        axes.set_xlabel(f"strength of the change ({plain_text(kind)})")
+        axes.set_ylabel("value / value of the original")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+    table = Numbers(("measure", *(f"strength {s:g}" for s in strengths)), tuple((n, *r) for n, r in lines.items()))
+    words = f"{len(moving)} measures move under {plain_text(kind)} changes and {len(still)} stay. " + (
+        f"{moving[0]} moves furthest, by a factor of {significant(audit.factor(moving[0], kind), 3)}." if moving else ""
+    )
+    return Drawing(figure, table, f"Measures under {plain_text(kind)} changes", words)
+
+
+def _ratios(audit: Audit, name: str, kind: str, strengths: Sequence[float]) -> list[float]:
+    """The largest ratio to the original at every strength, over seeds; below one where the value fell."""
+    base = audit.original[name].value
+    found = []
+    for strength in strengths:
+        values = [t.report[name].value for t in audit.trials if t.kind == kind and t.strength == strength]
+        ratios = [1.0 if value == base else value / base if base else math.inf for value in values]
+        found.append(max(ratios, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf))
+    return found
+
+
+def audit_page(audit: Audit) -> str:
+    """One self-contained page: the answer, the audit, and the original's measures."""
+    records = known_records()
+    papers = [records[name].paper for name in audit.original if name in records]
+    return render_page(
+        title="Which measures survive rescaling?",
+        answer=audit_answer(audit),
+        sections=[audit_section(audit)],
+        citations=citations(papers),
+    )
