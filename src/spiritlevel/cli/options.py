@@ -128,7 +128,7 @@ def read_dtype(name: str | None) -> torch.dtype | None:
     if name is None:
         return None
     if name not in DTYPES:
-        raise SpiritLevelError(f"--dtype must be float32 or float64, got {name!r}{suggest(name, DTYPES)}")
+        raise SpiritLevelError(f"--dtype must be float32 or float64, got {name!r}")
     return DTYPES[name]
 
 
