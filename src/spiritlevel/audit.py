@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -204,9 +204,11 @@ def audit(
     twins = Twins(original_model, source)
 
     def take(twin: nn.Module, twin_data: Any) -> Report:
-        return measure(
+        report = measure(
             twin, twin_data, fixed, measures=chosen, tolerance=tolerance, progress=progress, dtype=torch.float64
         )
+        values = {name: replace(value, witness=None) for name, value in report.values.items()}
+        return replace(report, values=values)  # maximisers would make the audit as large as its models
 
     original = take(original_model, source)
     available, skipped = twins.available(kinds or KINDS, groups=groups)

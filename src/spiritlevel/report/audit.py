@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,7 +15,7 @@ from rich.text import Text
 from spiritlevel.audit import Audit, Finding
 from spiritlevel.report.citations import citations
 from spiritlevel.report.drawing import DASHES, INK, MARKERS, Drawing, series_colour, style
-from spiritlevel.report.numbers import Numbers, plain_text, significant, times
+from spiritlevel.report.numbers import Numbers, plain_text, power_of_ten, significant, times
 from spiritlevel.report.page import render_page
 from spiritlevel.report.records import known_records
 from spiritlevel.report.sections import Section
@@ -60,9 +61,10 @@ def audit_answer(audit: Audit) -> list[str]:
     answer = []
     if rescalings:
         answer.append(
-            f"{len(survive)} of {len(names)} measures survive every rescaling that leaves this network's function alone"
-            + (f": {', '.join(survive)}." if survive else ".")
+            f"{len(survive)} of {len(names)} measures survive every rescaling that leaves this network's function alone."
         )
+        if survive:
+            answer.append(f"They are {', '.join(survive)}.")
     if fooled:
         worst = max((audit.finding(n, kind) for n in fooled for kind in rescalings), key=lambda f: f.factor)
         answer.append(
@@ -118,6 +120,8 @@ def audit_drawing(audit: Audit, kind: str) -> Drawing:
         if still:
             axes.plot(places, [1.0] * len(places), color=INK, linewidth=2.2, label=f"{len(still)} invariant measures")
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(round(math.log10(value)))))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(f"strength of the change ({plain_text(kind)})")
         axes.set_ylabel("value / value of the original")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

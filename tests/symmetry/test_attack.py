@@ -1,0 +1,110 @@
+"""Attacks on plain flatness: the twin computes the same function, and the attacked measure is where it was sent."""
+
+import pytest
+import torch
+from torch import nn
+
+import spiritlevel as sl
+from spiritlevel.curvature.dense import dense_hessian
+
+
+def problem(dtype=torch.float64, seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3)).to(dtype)
+    x, y = torch.randn(40, 6, dtype=dtype), torch.randint(0, 3, (40,))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(80):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, (x, y)
+
+
+def eigenvalues(model, data):
+    return torch.linalg.eigvalsh(dense_hessian(sl.Problem(model, "cross_entropy", data)))
+
+
+@pytest.mark.parametrize("target", [50.0, 1e3, 1e6, 1e9])
+def test_theorem_4_reaches_any_target_and_little_more(target):
+    model, data = problem()
+    attack = sl.sharpen(model, data, target=target)
+    norm = float(eigenvalues(attack.model, data).abs().max())
+    assert target <= norm <= 1.2 * target
+    assert attack.after == pytest.approx(norm, rel=2e-3)
+    assert attack.before == pytest.approx(float(eigenvalues(model, data).abs().max()), rel=2e-3)
+    torch.testing.assert_close(attack.model(data[0]), model(data[0]), rtol=1e-9, atol=1e-9)
+    assert attack.output_change < 1e-10
+
+
+def test_theorem_4_in_single_precision_keeps_the_outputs():
+    model, data = problem(torch.float32)
+    attack = sl.sharpen(model, data, target=1e6)
+    assert attack.after >= 1e6
+    assert attack.output_change < 1e-4
+
+
+def test_invariant_measures_do_not_notice():
+    model, data = problem()
+    twin = sl.sharpen(model, data, target=1e6).model
+    names = ["riemannian_spectral_norm", "kappa_sum", "rho_sum", "normalized_sharpness", "fisher_rao_norm"]
+    before = sl.measure(model, data, measures=names, tolerance=1e-9)
+    after = sl.measure(twin, data, measures=names, tolerance=1e-9)
+    for name in names:
+        assert after[name].value == pytest.approx(before[name].value, rel=1e-7)
+
+
+@pytest.mark.parametrize("wanted", [5, 20])
+def test_theorem_5_raises_many_eigenvalues_at_once(wanted):
+    model, data = problem()
+    attack = sl.sharpen(model, data, target=1e4, eigenvalues=wanted)
+    assert int((eigenvalues(attack.model, data) > 1e4).sum()) >= wanted
+    assert attack.after >= wanted > attack.before
+
+
+def test_theorem_5_says_what_it_cannot_do():
+    model, data = problem()
+    with pytest.raises(
+        sl.SpiritLevelError, match=r"Theorem 5 promises rank\(H\) − min_k n_k of them, and 500 were asked"
+    ):
+        sl.sharpen(model, data, target=1e4, eigenvalues=500)
+
+
+def test_the_epsilon_ball_holds_a_network_that_ignores_its_input():
+    model, data = problem()
+    attack = sl.sharpen_ball(model, data, epsilon=1e-2)
+    length = sum(float(part.square().sum()) for part in attack.witness.values()) ** 0.5
+    assert length <= 1e-2
+    zeroed = {name: value + attack.witness[name] for name, value in attack.model.named_parameters()}
+    outputs = torch.func.functional_call(attack.model, zeroed, (data[0],))
+    assert float(outputs.detach().std(0).max()) < 1e-12
+    found = sl.measure(attack.model, data, measures=[sl.get_measure("epsilon_sharpness", epsilon=1e-2)])
+    assert found["epsilon_sharpness"].value >= attack.after * (1 - 1e-6) > attack.before
+
+
+def test_hessians_follow_the_rescaling():
+    """H(T θ) = D H D (Theorem 3), for a random member of the group."""
+    model, data = problem()
+    rescaling = sl.find_symmetries(model, data[0][:1]).sample(strength=1.0, seed=4)
+    before = dense_hessian(sl.Problem(model, "cross_entropy", data))
+    after = dense_hessian(sl.Problem(rescaling.apply(model), "cross_entropy", data))
+    moved = rescaling.diagonal()
+    parts = [
+        moved[name].expand(p.shape) if name in moved else torch.ones_like(p) for name, p in model.named_parameters()
+    ]
+    d = torch.cat([part.reshape(-1) for part in parts]).detach()
+    torch.testing.assert_close(after, d[:, None] * before * d, rtol=1e-8, atol=1e-10)
+
+
+def test_a_network_without_symmetry_cannot_be_attacked():
+    model = nn.Sequential(nn.Linear(6, 4), nn.GELU(), nn.Linear(4, 3))
+    data = torch.randn(8, 6), torch.randint(0, 3, (8,))
+    with pytest.raises(sl.SpiritLevelError, match="this network has no rescaling symmetry"):
+        sl.sharpen(model, data, target=1e6)
+
+
+def test_wrong_targets_are_refused():
+    model, data = problem()
+    with pytest.raises(sl.SpiritLevelError, match="target must be a positive number, got -1"):
+        sl.sharpen(model, data, target=-1)
+    with pytest.raises(sl.SpiritLevelError, match="epsilon must be positive, got 0"):
+        sl.sharpen_ball(model, data, epsilon=0)
