@@ -9,7 +9,7 @@ from spiritlevel.measures.run import measure
 from spiritlevel.problem import Problem
 from spiritlevel.result import Cost, Report, Value
 from spiritlevel.symmetry import Rescaling, Symmetries, canonicalize, find_symmetries, rescale_layers
-from spiritlevel.symmetry.attack import Attack, sharpen, sharpen_ball
+from spiritlevel.symmetry.attack import Attack, flattest, sharpen, sharpen_ball
 
 # In the order a request travels: problem, symmetry, measure, report.
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "audit",
     "canonicalize",
     "find_symmetries",
+    "flattest",
     "get_measure",
     "list_measures",
     "measure",

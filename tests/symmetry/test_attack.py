@@ -108,3 +108,21 @@ def test_wrong_targets_are_refused():
         sl.sharpen(model, data, target=-1)
     with pytest.raises(sl.SpiritLevelError, match="epsilon must be positive, got 0"):
         sl.sharpen_ball(model, data, epsilon=0)
+
+
+def test_the_flattest_member_of_the_orbit_has_the_least_trace():
+    model, data = problem()
+    flat = sl.flattest(model, data)
+    torch.testing.assert_close(flat(data[0]), model(data[0]), rtol=1e-9, atol=1e-9)
+    least = sl.measure(flat, data, measures=["hessian_trace"])["hessian_trace"].value
+    assert least < sl.measure(model, data, measures=["hessian_trace"])["hessian_trace"].value
+    for seed in range(5):
+        other = sl.find_symmetries(flat, data[0][:1]).sample(strength=0.05, seed=seed).apply(flat)
+        assert sl.measure(other, data, measures=["hessian_trace"])["hessian_trace"].value > least
+
+
+def test_the_flattest_member_does_not_depend_on_where_one_starts():
+    model, data = problem()
+    twin = sl.find_symmetries(model, data[0][:1]).sample(strength=1.5, seed=1).apply(model)
+    for a, b in zip(sl.flattest(model, data).parameters(), sl.flattest(twin, data).parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)

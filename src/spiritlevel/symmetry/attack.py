@@ -23,6 +23,7 @@ from spiritlevel.curvature.statistics import DIAGONAL, sweep
 from spiritlevel.errors import RescalingError, SpiritLevelError
 from spiritlevel.losses import Loss
 from spiritlevel.problem import Problem
+from spiritlevel.symmetry.canonical import least_sum
 from spiritlevel.symmetry.discover import find_symmetries
 from spiritlevel.symmetry.layerwise import LayerScales
 from spiritlevel.symmetry.quiet import as_call, outputs
@@ -119,6 +120,17 @@ def sharpen_ball(
     inside = size <= epsilon
     rise = (zeroed - base) / (1 + base)
     return _attack(problem, twin, rescaling, "epsilon_sharpness", rise if inside else 0.0, rise, witness)
+
+
+def flattest(model: nn.Module, data: Any, loss: str | Callable[..., Any] | Loss = "cross_entropy") -> nn.Module:
+    """The equivalent network of least Hessian trace, a copy: what plain flatness would call the best of the orbit.
+
+    The trace of D H D is Σ h·d², convex in the log-factors. Exact where the network is piecewise linear in each layer;
+    elsewhere the Gauss–Newton trace is minimized. Dead channels are left alone.
+    """
+    problem = Problem(model, loss, data)
+    symmetries = _symmetries(problem)
+    return least_sum(symmetries, _diagonal_of_hessian(problem), -1).rescaling.apply(model)
 
 
 # --- one eigenvalue: Theorem 4 -----------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ F(x) = Σ_j m_j exp(2 a_j·x), where m_j is a sum of squared parameters that sha
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -58,34 +59,41 @@ def balance(model: nn.Module, symmetries: Symmetries) -> Balance:
     For a factor that multiplies one slice and divides another, the two have equal norms at the minimum. Dead channels
     keep factor 1, and the parameters that only they touch take no part. Newton's method on a convex function.
     """
-    state = {name: p.detach() for name, p in model.named_parameters()}
-    masses, exponents = _terms(symmetries, state)
-    kept, dead = _determined(exponents)
-    x, residual, iterations = _minimize(masses[kept], exponents[kept])
+    return least_sum(symmetries, {name: p.detach().double().square() for name, p in model.named_parameters()}, 1)
+
+
+def least_sum(symmetries: Symmetries, masses: Mapping[str, Tensor], sign: Literal[1, -1]) -> Balance:
+    """The rescaling that minimizes Σ m·s², s what multiplies each parameter (sign 1) or divides it (sign −1).
+
+    m = θ² with sign 1 is the balanced network; m = diag H with sign −1 the one of least trace, because H becomes D H D.
+    """
+    m, exponents = _terms(symmetries, masses)
+    kept, dead = _determined(sign * exponents)
+    x, residual, iterations = _minimize(m[kept], sign * exponents[kept])
     return Balance(Rescaling(symmetries, torch.from_numpy(x)), tuple(dead.tolist()), residual, iterations)
 
 
-def _terms(symmetries: Symmetries, state: dict[str, Tensor]) -> tuple[Floats, sparse.csr_matrix]:
-    """m and the rows a_j of F: sums of squared parameters with the exponents they share."""
-    masses, rows = [], []
+def _terms(symmetries: Symmetries, masses: Mapping[str, Tensor]) -> tuple[Floats, sparse.csr_matrix]:
+    """m and the rows a_j of F: sums of masses with the exponents they share."""
+    found, rows = [], []
     for name, tensor in symmetries.tensors.items():
-        if tensor.is_buffer:
+        if tensor.is_buffer or name not in masses:
             continue
-        combinations, squares = _squares(tensor, state[name])
+        combinations, sums = _sums(tensor, masses[name])
         exponents = sum(c * symmetries.basis[combinations[:, k].numpy()] for k, (c, _) in enumerate(tensor.terms))
-        masses.append(squares.numpy())
+        found.append(sums.numpy())
         rows.append(exponents)
     if not rows:
         return np.zeros(0), sparse.csr_matrix((0, symmetries.dimension))
-    m, a = np.concatenate(masses), sparse.csr_matrix(sparse.vstack(rows))
+    m, a = np.concatenate(found), sparse.csr_matrix(sparse.vstack(rows))
     a.eliminate_zeros()
     used = (m > 0) & (a.getnnz(axis=1) > 0)
     return m[used], a[used]
 
 
-def _squares(tensor: TensorScale, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The basis rows that scale the parts of a parameter, and the sum of squares of each part."""
-    squares, keys = value.double().cpu().square(), [rows for _, rows in tensor.terms]
+def _sums(tensor: TensorScale, masses: Tensor) -> tuple[Tensor, Tensor]:
+    """The basis rows that scale the parts of a parameter, and the sum of masses of each part."""
+    squares, keys = masses.double().cpu(), [rows for _, rows in tensor.terms]
     constant = [d for d in range(squares.dim()) if all(rows.shape[d] == 1 for rows in keys)]
     squares = squares.sum(dim=constant, keepdim=True) if constant else squares
     for d in range(squares.dim()):
