@@ -13,13 +13,15 @@ import typer
 from rich.console import Console
 
 from spiritlevel._version import __version__
+from spiritlevel.cli.audit import audit
 from spiritlevel.cli.demo import demo
 from spiritlevel.cli.measure import measure
 from spiritlevel.cli.measures import measures
+from spiritlevel.cli.sharpen import sharpen
 from spiritlevel.errors import SpiritLevelError
 
 # In the order in which `spiritlevel --help` lists them.
-COMMANDS: tuple[Callable[..., Any], ...] = (demo, measure, measures)
+COMMANDS: tuple[Callable[..., Any], ...] = (demo, measure, measures, audit, sharpen)
 
 FAILED, WRONG_USE = 1, 2
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-from typing import Annotated
-
-import typer
-from rich.console import Console
-
 from spiritlevel.cli.options import (
     Checkpoint,
     DataName,
     Dtype,
     LossName,
+    Measures,
     ModelName,
     Quiet,
     Samples,
@@ -26,18 +19,11 @@ from spiritlevel.cli.options import (
     read_measures,
     read_subject,
 )
+from spiritlevel.cli.output import HtmlFile, JsonFile, write_result
 from spiritlevel.cli.progress import passes_bar
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measures import run
 from spiritlevel.report.tables import report_table
-from spiritlevel.result import Report
-
-Measures = Annotated[
-    str | None,
-    typer.Option(metavar="A,B,…|all", help="Names, each with options if any: epsilon_sharpness:epsilon=5e-4."),
-]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - prints it.")]
-HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one page.")]
 
 
 def measure(
@@ -78,23 +64,4 @@ def measure(
             dtype=precision,
             progress=listen,
         )
-    _write(report, json_file, html_file, quiet)
-
-
-def _write(report: Report, json_file: Path | None, html_file: Path | None, quiet: bool) -> None:
-    to_stdout = str(json_file) == "-"
-    if to_stdout:
-        print(json.dumps(report.to_dict(), indent=1, allow_nan=False))
-    elif not quiet:
-        Console().print(report_table(report))
-    if json_file is not None and not to_stdout:
-        report.save(json_file)
-        _say(json_file, quiet)
-    if html_file is not None:
-        report.to_html(html_file)
-        _say(html_file, quiet)
-
-
-def _say(path: Path, quiet: bool) -> None:
-    if not quiet:
-        print(f"wrote {path}", file=sys.stderr)
+    write_result(report, report_table(report), json_file, html_file, quiet)

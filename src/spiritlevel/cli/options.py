@@ -36,6 +36,10 @@ LossName = Annotated[
     str,
     typer.Option(metavar="LOSS", help="cross_entropy, mse, normalized_cross_entropy, or package.module:function."),
 ]
+Measures = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,…|all", help="Names, each with options if any: epsilon_sharpness:epsilon=5e-4."),
+]
 Split = Annotated[str, typer.Option(metavar="train|test", help="Which part of the data to measure on.")]
 Samples = Annotated[int | None, typer.Option(metavar="N", help="Only the first N samples.")]
 Tolerance = Annotated[float, typer.Option(metavar="T", help="Relative accuracy of whatever is not exact.")]
@@ -155,6 +159,7 @@ __all__ = [
     "DataName",
     "Dtype",
     "LossName",
+    "Measures",
     "ModelName",
     "Quiet",
     "Samples",

@@ -1,0 +1,81 @@
+"""`spiritlevel audit`: which measures survive what leaves this network's function alone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from spiritlevel import audit as audits
+from spiritlevel.cli.options import (
+    Checkpoint,
+    DataName,
+    LossName,
+    Measures,
+    ModelName,
+    Quiet,
+    Samples,
+    Split,
+    Tolerance,
+    check_writable,
+    read_measures,
+    read_subject,
+)
+from spiritlevel.cli.output import HtmlFile, JsonFile, write_result
+from spiritlevel.cli.progress import passes_bar
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.report.audit import audit_table
+
+Strengths = Annotated[
+    str, typer.Option(metavar="A,B,…", help="Standard deviations of the logarithms of the random factors.")
+]
+Seeds = Annotated[int, typer.Option(metavar="N", help="How many twins for every kind and strength.")]
+Groups = Annotated[bool, typer.Option("--groups", help="Also audit every discovered group of factors by itself.")]
+
+
+def audit(
+    model: ModelName,
+    data: DataName,
+    checkpoint: Checkpoint = None,
+    loss: LossName = "cross_entropy",
+    measures: Measures = None,
+    strengths: Strengths = "0.5,1,1.5",
+    seeds: Seeds = 1,
+    groups: Groups = False,
+    tolerance: Tolerance = 1e-3,
+    samples: Samples = None,
+    split: Split = "train",
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Rescale a trained network without changing its function, and see which measures notice.
+
+    Prints a verdict for every measure and kind of change, with the largest factor seen.
+    """
+    check_writable("--json", json_file)
+    check_writable("--html", html_file)
+    if seeds < 1:
+        raise SpiritLevelError(f"--seeds must be at least 1, got {seeds}")
+    chosen, grown = read_measures(measures), _read_strengths(strengths)
+    subject = read_subject(model, checkpoint, data, loss, split, samples)
+    with passes_bar(shown=not quiet) as listen:
+        found = audits.audit(
+            subject.model,
+            subject.pair,
+            subject.loss,
+            measures=chosen,
+            strengths=grown,
+            seeds=range(seeds),
+            groups=groups,
+            tolerance=tolerance,
+            progress=listen,
+        )
+    write_result(found, audit_table(found), json_file, html_file, quiet)
+
+
+def _read_strengths(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise SpiritLevelError(f"--strengths must be numbers separated by commas, got {text!r}") from None

@@ -1,0 +1,49 @@
+"""`spiritlevel sharpen`: an equivalent network as sharp as one likes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spiritlevel.cli.options import (
+    Checkpoint,
+    DataName,
+    LossName,
+    ModelName,
+    Samples,
+    Split,
+    check_writable,
+    read_subject,
+)
+from spiritlevel.cli.output import say_written
+from spiritlevel.study.checkpoint import save_checkpoint
+from spiritlevel.symmetry import attack
+
+Target = Annotated[float, typer.Option(metavar="M", help="The Hessian norm to reach.")]
+Eigenvalues = Annotated[int, typer.Option(metavar="N", help="How many eigenvalues shall exceed the target.")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the twin's weights (.safetensors).")]
+
+
+def sharpen(
+    model: ModelName,
+    data: DataName,
+    target: Target,
+    checkpoint: Checkpoint = None,
+    loss: LossName = "cross_entropy",
+    eigenvalues: Eigenvalues = 1,
+    samples: Samples = None,
+    split: Split = "train",
+    out: Out = None,
+) -> None:
+    """Build an equivalent network with a Hessian as large as asked for (Dinh et al. 2017, Theorems 4 and 5)."""
+    check_writable("--out", out)
+    subject = read_subject(model, checkpoint, data, loss, split, samples)
+    found = attack.sharpen(subject.model, subject.pair, subject.loss, target=target, eigenvalues=eigenvalues)
+    print(found)
+    for name, factor in found.factors.items():
+        print(f"  {name} × {factor:.6g}")
+    if out is not None:
+        save_checkpoint(found.model, out)
+        say_written(out, quiet=False)
