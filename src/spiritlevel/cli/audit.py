@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from spiritlevel import audit as audits
+from spiritlevel.audit import audit as audit_network
 from spiritlevel.cli.options import (
     Checkpoint,
     DataName,
@@ -60,7 +60,7 @@ def audit(
     chosen, grown = read_measures(measures), _read_strengths(strengths)
     subject = read_subject(model, checkpoint, data, loss, split, samples)
     with passes_bar(shown=not quiet) as listen:
-        found = audits.audit(
+        found = audit_network(
             subject.model,
             subject.pair,
             subject.loss,
