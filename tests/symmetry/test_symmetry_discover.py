@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from spiritlevel.errors import SpiritLevelError, TracingError
 from spiritlevel.symmetry import find_symmetries
+from spiritlevel.symmetry.scales import fixed
+from spiritlevel.symmetry.trace import RULES
 
 # ReLU6 cuts too rarely at random inputs for derivatives to notice every cut.
 COUNTED = sorted(set(CASES) - {"mobilenet relu6"})
@@ -257,6 +259,19 @@ def test_a_buffer_that_is_a_constant_stays() -> None:
             return self.last(self.first(x) + self.shift)
 
     assert find_symmetries(Shifted(), torch.ones(1, 2)).dimension == 0
+
+
+@pytest.mark.parametrize("answer", ["error", "wrong shape"])
+def test_a_form_of_an_operation_that_its_rule_does_not_know_is_fixed(answer: str, monkeypatch) -> None:
+    def broken(recorder: object, call: object) -> object:
+        if answer == "error":
+            raise KeyError("dim")
+        return fixed((1, 1, 1))
+
+    monkeypatch.setitem(RULES, "relu", broken)
+    symmetries = find_symmetries(mlp(2, 3, 1), torch.ones(1, 2))
+    assert symmetries.dimension == 0
+    assert symmetries.barriers == {"relu": 1}
 
 
 def test_a_recording_of_resnet_56_takes_less_than_two_seconds() -> None:

@@ -7,7 +7,7 @@ Python code that branches on numbers; reading a number out of an activation is t
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from fractions import Fraction
@@ -176,18 +176,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _follow(self, call: Call, inputs: list[Tensor]) -> None:
         """Set the scales of an operation's results by its rule, or fix all it touches."""
         mutable = call.func._schema.is_mutable
-        chosen = RULES.get(call.name) or (RULES.get(call.name.removesuffix("_")) if mutable else None)
-        result = chosen(self, call) if chosen is not None else FIX_ALL
-        if isinstance(result, FixAll):
+        outputs, result = list(tensors_in(call.out)), self._by_rule(call)
+        results = result if isinstance(result, tuple) else (result,)
+        if isinstance(result, FixAll) or not _fit(results, outputs):
             self._fix_all(call, inputs)
             return
-        outputs = list(tensors_in(call.out))
-        results = result if isinstance(result, tuple) else (result,)
-        for tensor, scale in zip(outputs, results, strict=False):
-            if scale is not None and mutable:
+        for tensor, scale in zip(outputs, results, strict=True):
+            if isinstance(scale, Scale) and mutable:
                 self._write(tensor, scale)
-            elif scale is not None:
+            elif isinstance(scale, Scale):
                 self.set(tensor, scale)
+
+    def _by_rule(self, call: Call) -> Result:
+        """What the operation's rule says; a form of the operation that the rule does not know is fixed."""
+        chosen = RULES.get(call.name) or RULES.get(call.name.removesuffix("_"))
+        try:
+            return chosen(self, call) if chosen is not None else FIX_ALL
+        except (KeyError, IndexError, RuntimeError, TypeError):
+            return FIX_ALL
 
     def _fix_all(self, call: Call, inputs: list[Tensor]) -> None:
         followed = [t for t in inputs if self.is_followed(t)]
@@ -295,6 +301,13 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     elif is_dataclass(tree) and not isinstance(tree, type):
         for entry in fields(tree):
             yield from tensors_in(getattr(tree, entry.name))
+
+
+def _fit(results: Sequence[Scale | FixAll | None], outputs: list[Tensor]) -> bool:
+    """Whether a rule answered for every output with a scale of its shape (or None for a constant)."""
+    if len(results) != len(outputs):
+        return False
+    return all(not isinstance(s, Scale) or s.shape == t.shape for s, t in zip(results, outputs, strict=True))
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
