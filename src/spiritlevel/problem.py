@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from spiritlevel.batches import Batch, Data
 from spiritlevel.errors import NondeterministicError, SpiritLevelError
 from spiritlevel.losses import Loss, resolve_loss
+from spiritlevel.rewrites import PlainDerivatives
 
 Parameters = dict[str, Tensor]
 
@@ -88,9 +89,8 @@ class Problem:
         dtype: torch.dtype | None = None,
         fix_data: bool = False,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise SpiritLevelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self.notes: list[str] = []
+        model = self._unwrapped(model)
         self.work = Work()
         self.model = model
         self.loss_function = resolve_loss(loss)
@@ -102,14 +102,16 @@ class Problem:
         self.parameters, self._fixed = self._collect(parameters, dtype)
         reference = next(iter(self.parameters.values()))
         self.dtype, self.device = reference.dtype, reference.device
-        self._cast_inputs = dtype is not None or bool(self.notes)
+        self._cast_inputs = dtype is not None or any("upcast" in note for note in self.notes)
         self._buffers_change = self._inputs_change = False
         self.chunk_size = 1
+        self._plain: contextlib.AbstractContextManager[Any] = PlainDerivatives()
         with self.undisturbed():
             self._check_model()
+            self._settle_rewrites()
             self.chunk_size = self._choose_chunk_size()
+            self._counts = self._batch_counts()
         self.samples = self.data.samples
-        self._counts = self._batch_counts()
         self.total_count = sum(self._counts)
 
     # --- the function --------------------------------------------------------------------------------------------
@@ -144,7 +146,8 @@ class Problem:
         if self._inputs_change:
             batch = batch.map(Tensor.clone)
         args, kwargs = _arguments(batch.inputs)
-        return functional_call(self.model, self._tensors(parameters), args, kwargs)
+        with self._plain:
+            return functional_call(self.model, self._tensors(parameters), args, kwargs)
 
     def chunk_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss over one chunk, differentiable in `parameters`."""
@@ -192,6 +195,22 @@ class Problem:
         """Eval mode inside; the caller's mode and random state back on the way out, whatever happens."""
         return _undisturbed(self.model)
 
+    def _unwrapped(self, model: Any) -> nn.Module:
+        """The module beneath torch.compile, a data-parallel wrapper or an exported program: second derivatives and
+        sums over processes pass through none of them."""
+        while True:
+            if isinstance(model, torch.export.ExportedProgram):
+                model, wrapper = model.module(), "the exported program"
+            elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+                model, wrapper = model._orig_mod, "torch.compile"
+            elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+                model, wrapper = model.module, type(model).__name__
+            elif isinstance(model, nn.Module):
+                return model
+            else:
+                raise SpiritLevelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+            self.notes.append(f"measured the module beneath {wrapper}")
+
     # --- collecting ----------------------------------------------------------------------------------------------
 
     def _collect(self, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> tuple[Parameters, Parameters]:
@@ -206,10 +225,12 @@ class Problem:
                 "call requires_grad_(True) on those that should count"
             )
         tensors = {**named, **dict(self.model.named_buffers())}
+        for name, tensor in tensors.items():
+            _check_kind(name, tensor)
         precision = dtype or self._precision(tensors.values())
         moved = {name: _as_precision(tensor.detach(), precision) for name, tensor in tensors.items()}
         for name, tensor in moved.items():
-            _check_tensor(name, tensor)
+            _check_finite(name, tensor)
         free = {name: moved[name] for name in named if name in chosen and named[name].requires_grad}
         buffers = {name: moved[name].clone() for name in dict(self.model.named_buffers())}
         return free, {**{name: moved[name] for name in named if name not in free}, **buffers}
@@ -281,6 +302,15 @@ class Problem:
             return ""
         name = str(self.dtype).removeprefix("torch.")
         return f" (inputs of {', '.join(map(str, kinds))}, parameters of {self.dtype}: convert one, or pass dtype=torch.{name})"
+
+    def _settle_rewrites(self) -> None:
+        """Say what was rewritten; where nothing was, the network runs without looking for it from now on."""
+        used = getattr(self._plain, "used", set())
+        if used:
+            names = ", ".join(sorted(used))
+            self.notes.append(f"rewritten with plain operations, whose second derivative is right: {names}")
+        else:
+            self._plain = contextlib.nullcontext()
 
     def _check_deterministic(self, outputs: Any, batch: Batch) -> None:
         if not _agree(outputs, self.outputs(self.parameters, batch)):
@@ -372,7 +402,8 @@ class Problem:
         assert self._whole is not None
         content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
         tensors = {f"model.{name}": tensor for name, tensor in self._tensors(parameters).items()}
-        result = functional_call(self._whole, tensors, (content,))
+        with self._plain:
+            result = functional_call(self._whole, tensors, (content,))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpiritLevelError(
                 f"a loss of the form (model, batch) must return (mean loss, count), got {type(result).__name__}: return "
@@ -424,7 +455,7 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
     state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.device.type == "cuda"})
     # The fused attention kernels have no second derivative.
-    with torch.random.fork_rng(devices=devices), sdpa_kernel(SDPBackend.MATH):
+    with torch.inference_mode(False), torch.random.fork_rng(devices=devices), sdpa_kernel(SDPBackend.MATH):
         try:
             for module, _ in modes:
                 module.training = False
@@ -498,11 +529,14 @@ def _as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
     return tensor.to(precision) if tensor.is_floating_point() else tensor
 
 
-def _check_tensor(name: str, tensor: Tensor) -> None:
+def _check_kind(name: str, tensor: Tensor) -> None:
     if tensor.is_complex():
         raise SpiritLevelError(f"parameter {name!r} is complex; flatness is defined here for real parameters only")
     if torch.nn.parameter.is_lazy(tensor):
         raise SpiritLevelError(f"parameter {name!r} is not initialized: run the model once before measuring")
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise SpiritLevelError(f"{name!r} contains NaN or infinity ({int((~torch.isfinite(tensor)).sum())} entries)")
 

@@ -283,7 +283,8 @@ class HessianProducts:
                 try:
                     found = product(point, batch, direction)
                 except (RuntimeError, NotImplementedError) as error:
-                    failures.append(f"{method} failed ({str(error).splitlines()[0]})")
+                    told = str(error).splitlines() or [type(error).__name__]
+                    failures.append(f"{method} failed ({told[0]})")
                     continue
                 if _distance(found, expected) <= tolerance * _distance(expected) + noise:
                     if method != "kept graph":

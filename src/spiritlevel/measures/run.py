@@ -70,10 +70,11 @@ def measure(
         evidence = Evidence(problem, _union(chosen), tolerance=tolerance, seed=seed, most_probes=most_probes)
         values: dict[str, Value] = {}
         try:
-            for each in chosen:
-                report.stage(each.name)
-                values[_free_label(each, values)] = each.compute(each, evidence)
-            loss_value = evidence.loss
+            with problem.undisturbed():
+                for each in chosen:
+                    report.stage(each.name)
+                    values[_free_label(each, values)] = each.compute(each, evidence)
+                loss_value = evidence.loss
         except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
             problem.refuse_nonfinite_loss()  # says where, if that is why
             raise
