@@ -239,3 +239,10 @@ def test_nothing_to_draw_is_no_section() -> None:
     bare = type(report)({"fisher_rao_norm": report["fisher_rao_norm"]}, 0.1, report.cost, {}, {})
     assert layer_section({"": bare}) is None
     assert neuron_section({"": bare}) is None
+
+
+def test_dollars_in_names_are_not_formulas() -> None:
+    drawing = layer_profile({"$x^2$": {"$a^$": 1.0, "b": 2.0}, "B": {"b": 1.0}}, title="$t$")
+    texts = [element.text for element in ElementTree.fromstring(drawing.svg()).iter("text")]
+    assert "$a^$" in texts
+    assert "$x^2$" in texts
