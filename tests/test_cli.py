@@ -1,6 +1,7 @@
 """The command line from outside: what it prints, what it writes, how it leaves."""
 
 import json
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -220,6 +221,15 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(measure, run,
     monkeypatch.setattr(showcase, "run_demo", lambda *_: pytest.fail("work was done"))
     code, _, err = run("demo", "--out", tmp_path / "file" / "deeper")
     assert (code, err) == (2, f"error: --out must name a folder, but {tmp_path / 'file'} is a file\n")
+
+
+def test_places_without_permission_are_refused(measure, run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    page = tmp_path / "page.html"
+    said = f"error: --html: {page} cannot be written; choose a place where you may write\n"
+    assert measure("--html", page) == (2, "", said)
+    said = f"error: --out: {tmp_path} cannot be written to; choose a folder where you may write\n"
+    assert run("demo", "--out", tmp_path) == (2, "", said)
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(weights) -> None:

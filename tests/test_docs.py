@@ -191,6 +191,10 @@ def test_a_new_measure_reaches_command_line_and_audit(monkeypatch, capsys) -> No
     assert record.name in _measures()
 
 
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {sl.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
 def test_pages_name_no_machine() -> None:
     for path in [*PAGES, *EXAMPLES, ROOT / "CHANGELOG.md", ROOT / "CITATION.cff"]:
         assert not re.search(r"/(work|home|root|tmp)/", path.read_text(encoding="utf-8")), path

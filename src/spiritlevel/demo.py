@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from spiritlevel.measures.run import measure
 from spiritlevel.report.answer import answer, difference, invariant_names, plain_names
 from spiritlevel.report.drawing import DASHES, MARKERS, Drawing, series_colour, style
-from spiritlevel.report.numbers import Numbers, power_of_ten, significant
+from spiritlevel.report.numbers import Numbers, power_of_ten, significant, times
 from spiritlevel.report.page import report_page
 from spiritlevel.report.records import known_records
 from spiritlevel.report.sections import Section
@@ -220,10 +220,10 @@ def training_words(demo: Demo) -> str:
     apart = "the same" if images == 0 else f"{images} image{'' if images == 1 else 's'} of {demo.test_samples} apart"
     return (
         f"Two networks started from the same weights and took steps of the same learning rate until the loss on the "
-        f"{large.batch:,} training images was down to {_both(small.loss, large.loss, _short)}: “{SMALL}” with "
+        f"{large.batch:,} training images was down to {_both(f'{small.loss:.2g}', f'{large.loss:.2g}')}: “{SMALL}” with "
         f"{small.batch} images a step ({small.steps:,} steps), “{LARGE}” with all of them ({large.steps:,} steps). Right "
-        f"on training images: {_both(small.train_accuracy, large.train_accuracy, _percent)}; on test images: "
-        f"{_both(small.test_accuracy, large.test_accuracy, _percent)}, {apart}."
+        f"on training images: {_both(_percent(small.train_accuracy), _percent(large.train_accuracy))}; on test images: "
+        f"{_both(_percent(small.test_accuracy), _percent(large.test_accuracy))}, {apart}."
     )
 
 
@@ -249,26 +249,21 @@ def verdict_words(demo: Demo) -> str:
     return answer({name: demo.reports[name] for name in (SMALL, LARGE)})[0]
 
 
-def _both(first: float, second: float, text: Callable[[float, int], str]) -> str:
-    a, b = text(first, 2), text(second, 2)
-    return a if a == b else f"{a} and {b}"
+def _both(small: str, large: str) -> str:
+    return small if small == large else f"{small} (small) and {large} (large)"
 
 
-def _short(value: float, digits: int) -> str:
-    return f"{value:.{digits}g}"
-
-
-def _percent(share: float, _digits: int) -> str:
+def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
 def change_table(demo: Demo) -> Numbers:
     """Every measure on the network and on its twin, plain ones first, with what became of it."""
     before, after = demo.reports[demo.flatter], demo.reports[TWIN]
-    grown = {name: f"× {ratio:,.0f}" for name, ratio in demo.growth.items()}
-    moved = {name: f"{change:.0e}" if change else "0" for name, change in demo.changes.items()}
+    grown = {name: f"{times(ratio)} larger" for name, ratio in demo.growth.items()}
+    moved = {name: significant(change, 1) if change else "none" for name, change in demo.changes.items()}
     rows = tuple((name, before[name].value, after[name].value, text) for name, text in (grown | moved).items())
-    return Numbers(("measure", demo.flatter, TWIN, "change"), rows)
+    return Numbers(("measure", demo.flatter, TWIN, "relative change"), rows)
 
 
 def picture(demo: Demo) -> Drawing:
@@ -279,14 +274,14 @@ def picture(demo: Demo) -> Drawing:
     other = LARGE if demo.flatter == SMALL else SMALL
     ratios = [demo.reports[other][name].value / start[name].value for name in demo.changes]
     with style():
-        figure = Figure(figsize=(6.2, 3.4), layout="constrained")
+        figure = Figure(figsize=(4.7, 3.0), layout="constrained")
         axes = figure.add_subplot()
         for i, (name, heights) in enumerate(lines.items(), start=1):
             axes.loglog(list(demo.path), heights, **_look(i), label=f"{name}, plain")
         between = f"invariant measures of “{other}”"
         axes.axhspan(min(ratios), max(ratios), color=series_colour(3), alpha=0.25, lw=0, label=between)
         axes.loglog(list(demo.path), level, **_look(0), lw=2.2, label=f"all {len(demo.changes)} invariant measures")
-        axes.set_xlabel("α, the factor between two layers: one × α, one ÷ α")
+        axes.set_xlabel("α: one layer multiplied by it, another divided")
         axes.set_ylabel(f"relative to “{demo.flatter}”")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: _power_text(value)))
@@ -328,7 +323,7 @@ def write_demo(demo: Demo, folder: Path) -> Path:
     for name, model in models.items():
         save_checkpoint(model, folder / f"{name.replace(' ', '-')}.safetensors")
     with style():
-        picture(demo).figure.savefig(folder / "picture.png", dpi=150, facecolor="white")
+        picture(demo).figure.savefig(folder / "picture.png", dpi=200, facecolor="white")
     page = folder / "report.html"
     write_whole(page, demo_page(demo))
     return page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -145,6 +146,8 @@ def check_writable(option: str, path: Path | None) -> None:
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
         raise SpiritLevelError(f"{option}: {path} cannot be written, because {parent} is a file, not a folder")
+    if not os.access(path if path.exists() else parent, os.W_OK):
+        raise SpiritLevelError(f"{option}: {path} cannot be written; choose a place where you may write")
 
 
 def check_folder(option: str, path: Path) -> None:
@@ -152,6 +155,8 @@ def check_folder(option: str, path: Path) -> None:
     standing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not standing.is_dir():
         raise SpiritLevelError(f"{option} must name a folder, but {standing} is a file")
+    if not os.access(standing, os.W_OK):
+        raise SpiritLevelError(f"{option}: {path} cannot be written to; choose a folder where you may write")
 
 
 __all__ = [
