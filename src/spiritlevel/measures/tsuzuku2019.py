@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from spiritlevel.measures.evidence import Statistics
@@ -15,16 +18,17 @@ def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Ten
 
     Returns (minimum, x, y), the minimum one for each leading index. Each half step is the closed form
     x_i = ½ ln(Σ_j w_ij e^{−y_j} / Σ_j h_ij e^{y_j}). A row or column whose h (or w) is all zero adds exactly 0, its
-    infimum being at infinity; its x or y is returned as +inf (−inf).
+    infimum being at infinity; its x or y is returned as +inf (−inf). So does any other entry that a direction to
+    infinity takes away.
 
     >>> h = torch.tensor([[4.0]]); w = torch.tensor([[9.0]])
     >>> float(balance(h, w)[0])  # 2·√(4·9)
     12.0
     """
-    h, w = h.double().clamp(min=0), w.double()
-    alive_rows, alive_columns = _alive(h, w)
-    mask = alive_rows.unsqueeze(-1) & alive_columns.unsqueeze(-2)
-    h, w = h * mask, w * mask
+    whole, w = h.double().clamp(min=0), w.double()
+    held = _held(whole, w)
+    h, w = whole * held, w * held
+    alive_rows, alive_columns = (h > 0).any(-1), (h > 0).any(-2)
     y = torch.zeros(alive_columns.shape, dtype=torch.float64, device=h.device)
     x = torch.zeros(alive_rows.shape, dtype=torch.float64, device=h.device)
     value = torch.full(h.shape[:-2], float("inf"), dtype=torch.float64, device=h.device)
@@ -37,7 +41,7 @@ def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Ten
             value = torch.minimum(value, new)
             break
         value = new
-    return value, _outside(x, alive_rows, h), _outside(y, alive_columns, h.mT)
+    return value, _outside(x, alive_rows, whole), _outside(y, alive_columns, whole.mT)
 
 
 def _sums(h: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,17 +54,29 @@ def _half_step(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
     return torch.where(up > 0, (down / torch.where(up > 0, up, 1.0)).log() / 2, 0.0)
 
 
-def _alive(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns that have both curvature and weight among the other live ones."""
-    rows = torch.ones(h.shape[:-1], dtype=torch.bool, device=h.device)
-    columns = torch.ones(h.mT.shape[:-1], dtype=torch.bool, device=h.device)
-    while True:
-        mask = rows.unsqueeze(-1) & columns.unsqueeze(-2)
-        live_rows = (h * mask > 0).any(-1) & (w * mask > 0).any(-1)
-        live_columns = (h * mask > 0).any(-2) & (w * mask > 0).any(-2)
-        if torch.equal(live_rows, rows) and torch.equal(live_columns, columns):
-            return rows, columns
-        rows, columns = live_rows, live_columns
+def _held(h: Tensor, w: Tensor) -> Tensor:
+    """The entries that no direction sends to zero; all others vanish together in the limit.
+
+    A direction (a, b) along which nothing grows has a_i ≤ −b_j where h_ij > 0 and −b_j ≤ a_i where w_ij > 0. Read these
+    as edges of a graph on rows and columns: an entry is held where its row and its column lie on a common cycle.
+    """
+    if bool((h > 0).all()) and bool((w > 0).all()):
+        return torch.ones_like(h, dtype=torch.bool)
+    rows, columns = h.shape[-2:]
+    size = h.shape[:-2].numel() * (rows + columns)
+    upward, downward = (_nodes(array > 0, rows, columns) for array in (h, w))
+    sources, targets = torch.cat([upward[0], downward[1]]), torch.cat([upward[1], downward[0]])
+    graph = coo_matrix((np.ones(len(sources)), (sources.numpy(), targets.numpy())), shape=(size, size))
+    _, component = connected_components(graph, connection="strong")
+    component = torch.from_numpy(component).to(h.device).reshape(*h.shape[:-2], rows + columns)
+    return component[..., :rows].unsqueeze(-1) == component[..., rows:].unsqueeze(-2)
+
+
+def _nodes(present: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """The nodes of the row and the column of every entry that is present."""
+    block, row, column = present.reshape(-1, rows, columns).nonzero().cpu().unbind(1)
+    first = block * (rows + columns)
+    return first + row, first + rows + column
 
 
 def _outside(x: Tensor, alive: Tensor, h: Tensor) -> Tensor:
