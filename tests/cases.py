@@ -3,6 +3,7 @@
 Every network has at most a few hundred parameters, so that its Hessian can be written down.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,7 @@ def sequential(*parts: nn.Module) -> Callable[[], nn.Module]:
     """A network of copies of `parts`, initialized when it is built."""
 
     def build() -> nn.Module:
-        model = nn.Sequential(*parts)
+        model = copy.deepcopy(nn.Sequential(*parts))  # fresh modules at every call, whatever became of the last ones
         for module in model.modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
