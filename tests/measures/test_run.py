@@ -1,0 +1,147 @@
+"""One call: which measures are chosen, what it costs, and that the same call gives the same numbers."""
+
+import pytest
+import torch
+
+import cases
+import spiritlevel as sl
+from refusals import refused
+
+
+def make(name="mlp"):
+    case = cases.by_name(name)
+    model, x, y = case.make()
+    return model, (x, y)
+
+
+def test_the_default_set_is_all_that_needs_no_search():
+    default = [each.name for each in sl.list_measures() if not each.costly]
+    assert list(sl.measure(*make(), tolerance=0.1)) == default
+    assert list(sl.measure(*make(), measures="rho_sum")) == ["rho_sum"]
+
+
+@pytest.mark.parametrize("name", ["mlp", "GELU"])
+def test_the_same_call_gives_the_same_bits(name):
+    model, data = make(name)
+    first = sl.measure(model, data, measures="all", tolerance=0.1, most_probes=16)
+    torch.manual_seed(123)
+    second = sl.measure(model, data, measures="all", tolerance=0.1, most_probes=16)
+    assert {each: repr(first[each].value) for each in first} == {each: repr(second[each].value) for each in second}
+
+
+@pytest.mark.parametrize(
+    "name", ["rho_sum", "hessian_spectral_norm", "kappa_sum", "fisher_rao_norm", "keskar_sharpness"]
+)
+def test_a_number_does_not_depend_on_what_else_was_asked(name):
+    model, data = make()
+    alone = sl.measure(model, data, measures=[name], tolerance=0.1)[name].value
+    among = sl.measure(model, data, measures="all", tolerance=0.1)[name].value
+    assert alone == pytest.approx(among, rel=1e-12)
+
+
+def test_another_seed_moves_only_what_is_estimated():
+    model, data = make("GELU")
+    first, second = (sl.measure(model, data, measures=["kappa_trace_sum"], seed=seed, most_probes=8) for seed in (0, 1))
+    name = "kappa_trace_sum"
+    assert first[name].value != second[name].value
+    assert first[name].layers["4.weight"] == second[name].layers["4.weight"]
+
+
+def test_unknown_measures_and_options():
+    model, data = make()
+    with refused("unknown measure 'kapa_sum'; did you mean 'kappa_sum'? `list_measures()` names them all"):
+        sl.measure(model, data, measures=["kapa_sum"])
+    with refused("unknown measure 'qqq'. `list_measures()` names them all"):
+        sl.get_measure("qqq")
+    with refused("no measures were asked for: pass names, or leave `measures` out for the default set"):
+        sl.measure(model, data, measures=[])
+    with refused("epsilon_sharpness has no option 'eps'; its options are: epsilon=0.001"):
+        sl.get_measure("epsilon_sharpness", eps=1)
+    with refused("hessian_trace has no option 'eps'; its options are: none"):
+        sl.get_measure("hessian_trace", eps=1)
+    for bad in (-1.0, 0, float("nan"), True, "1"):
+        with refused(f"epsilon_sharpness: epsilon must be a positive number, got {bad!r}"):
+            sl.get_measure("epsilon_sharpness", epsilon=bad)
+    with refused('riemannian_spectral_norm: method must be "lanczos" or "power", got \'qr\''):
+        sl.measure(model, data, measures=[sl.get_measure("riemannian_spectral_norm", method="qr")])
+
+
+@pytest.mark.parametrize("tolerance", [-1e-3, 0, 1, 2.5, float("nan"), float("inf"), "1e-3", None])
+def test_tolerances_that_mean_nothing(tolerance):
+    model, data = make()
+    with refused(f"tolerance must be a number between 0 and 1, got {tolerance!r}"):
+        sl.measure(model, data, tolerance=tolerance)
+
+
+def test_the_power_method_agrees_with_lanczos_and_shows_its_history():
+    model, data = make()
+    power = sl.get_measure("riemannian_spectral_norm", method="power")
+    by_power = sl.measure(model, data, measures=[power], tolerance=1e-7)["riemannian_spectral_norm"]
+    by_lanczos = sl.measure(model, data, measures=["riemannian_spectral_norm"], tolerance=1e-10)[
+        "riemannian_spectral_norm"
+    ]
+    assert by_power.value == pytest.approx(by_lanczos.value, rel=1e-8)
+    assert len(by_power.details["history"]) == by_power.products > by_lanczos.products
+
+
+def test_blocks_of_norm_zero_drop_out_and_are_named():
+    value = sl.measure(*make("zero biases"), measures=["riemannian_spectral_norm"])["riemannian_spectral_norm"]
+    assert value.notes == ("blocks of norm zero drop out: 0.bias, 2.bias, 4.bias",)
+
+
+def test_a_measure_twice_with_other_options():
+    model, data = make()
+    wide = sl.get_measure("epsilon_sharpness", epsilon=1e-2)
+    report = sl.measure(model, data, measures=["epsilon_sharpness", wide], tolerance=0.1)
+    assert list(report) == ["epsilon_sharpness", "epsilon_sharpness(epsilon=0.01)"]
+
+
+def test_second_order_values_stand_beside_the_maxima():
+    model, data = make()
+    names = ["epsilon_sharpness", "riemannian_sharpness", "hessian_spectral_norm", "riemannian_spectral_norm"]
+    report = sl.measure(model, data, measures=names, tolerance=1e-8)
+    for sharpness, norm in (("epsilon_sharpness", names[2]), ("riemannian_sharpness", names[3])):
+        wanted = report[norm].value * 1e-6 / (2 * (1 + report.loss))
+        assert report[sharpness].details["second_order"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_progress_is_told():
+    told = []
+    model, data = make()
+    sl.measure(model, data, measures=["hessian_trace"], progress=lambda stage, passes: told.append((stage, passes)))
+    assert told[-1][0] == "hessian_trace"
+    assert told[-1][1] >= 1
+
+
+# --- what it costs: upper bounds, in passes over the data ---------------------------------------------------------------
+
+
+def test_statistics_take_one_sweep_and_no_product():
+    model, data = make()
+    names = ["hessian_trace", "kappa_trace_sum", "rho_sum", "rho_row_sum", "normalized_sharpness", "fisher_rao_norm"]
+    cost = sl.measure(model, data, measures=names).cost
+    assert (cost.passes, cost.products, cost.gradients) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("names", "passes", "products"),
+    [
+        (["hessian_spectral_norm"], 9, 8),
+        (["riemannian_spectral_norm"], 12, 11),
+        (["kappa_sum"], 9, 8),
+        (["hessian_spectral_norm", "riemannian_spectral_norm", "riemannian_nodewise_spectral_norm"], 12, 25),
+        (None, 21, 32),
+    ],
+    ids=["one", "riemannian", "layers", "three", "default"],
+)
+def test_eigenvalues_take_few_products_and_share_their_passes(names, passes, products):
+    model, data = make()
+    cost = sl.measure(model, data, measures=names, tolerance=1e-3).cost
+    assert cost.passes <= passes
+    assert cost.products <= products
+
+
+def test_the_search_for_a_maximum_is_bounded():
+    model, data = make()
+    for name in ("epsilon_sharpness", "riemannian_sharpness", "keskar_sharpness"):
+        assert sl.measure(model, data, measures=[name], tolerance=1e-3).cost.gradients <= 120
