@@ -1,0 +1,93 @@
+"""What a PAC-Bayes bound returns: its terms one by one, frozen, that print and save."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spiritlevel.result import write_whole
+
+FORMAT = "spiritlevel-certificate-1"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """With probability at least 1 − δ, the test error of the noisy network Q is at most `bound`.
+
+    Attributes:
+        bound: The sum of `terms`; 1 or more says nothing (`vacuous`).
+        terms: (4) term by term: "training error" L_S(f), "noise" L_S(Q) − L_S(f) as estimated, "Monte Carlo" what its
+            confidence adds, "divergence" Σ (θ−θ₀)²/(2s²)/λ, "scales" the hyperprior's cost/λ, "description" of what has no
+            noise/λ, "confidence" ln(number of λ / δ)/λ, "deviation" Ψ/λ.
+        kl_bound: The same posterior in the bound of Langford, Seeger and Maurer, kl(L_S(Q) ‖ L_D(Q)) ≤
+            (KL + ln(2√m/δ))/m: needs no λ, is smaller where L_S(Q) is, and holds with probability 1 − δ by itself.
+        training_error, noisy_training_error: L_S(f) and the Monte Carlo estimate of L_S(Q).
+        test_error, noisy_test_error: The same on test data; None without. `noisy_test_error_spread` is one standard error.
+        divergence: KL of posterior and prior with all costs of description, in nats.
+        layers: Tensor → its share Σ (θ−θ₀)²/(2s²).
+        lam, delta, samples, draws: λ chosen, δ, m, and how many networks were drawn.
+        num_scales: How many scales σ were named.
+        method: How they were found.
+        notes: What a reader must know.
+    """
+
+    bound: float
+    terms: Mapping[str, float]
+    kl_bound: float
+    training_error: float
+    noisy_training_error: float
+    divergence: float
+    layers: Mapping[str, float]
+    lam: float
+    delta: float
+    samples: int
+    draws: int
+    num_scales: int
+    method: str
+    test_error: float | None = None
+    noisy_test_error: float | None = None
+    noisy_test_error_spread: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether the bound says nothing: no error exceeds 1."""
+        return self.bound >= 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings: what `save` writes."""
+        plain = {key: dict(entry) if isinstance(entry, Mapping) else entry for key, entry in vars(self).items()}
+        return {"format": FORMAT, **plain, "notes": list(self.notes)}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Certificate:
+        """The certificate that `to_dict` described."""
+        if plain.get("format") != FORMAT:
+            raise ValueError(f"not a saved certificate: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
+        entries = {key: entry for key, entry in plain.items() if key != "format"}
+        return cls(**{**entries, "notes": tuple(plain["notes"])})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON; a file that exists at `path` afterwards is whole."""
+        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Certificate:
+        """Read what `save` wrote."""
+        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained page."""
+        from spiritlevel.report.guarantees import certificate_page
+
+        write_whole(path, certificate_page(self))
+
+    def __str__(self) -> str:
+        from spiritlevel.report.guarantees import certificate_table
+        from spiritlevel.report.tables import render
+
+        return render(certificate_table(self))

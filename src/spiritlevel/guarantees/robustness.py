@@ -1,0 +1,373 @@
+"""Feature robustness: how much the loss rises when a layer's features are perturbed (petzka2019, Appendix D)."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.curvature.anatomy import Anatomy, examine
+from spiritlevel.curvature.ascent import maximize
+from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.curvature.taps import SampleAxis
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.guarantees.injection import Injection
+from spiritlevel.guarantees.mixing import MOST_FEATURES, RANDOM, Mixing, SpectralBall, given, norm
+from spiritlevel.losses import Loss
+from spiritlevel.measures.evidence import Evidence
+from spiritlevel.measures.record import Needs
+from spiritlevel.problem import Problem
+from spiritlevel.result import write_whole
+
+FORMAT = "spiritlevel-robustness-1"
+# How closely the second-order value has to agree to be said to hold.
+AGREEMENT = 0.05
+
+
+@dataclass(frozen=True)
+class Point:
+    """One δ of the curve.
+
+    Attributes:
+        delta: δ.
+        mean, mean_error: The mean of F over the matrices and its standard error.
+        second_order: δ²/2 times the mean of ⟨WA, H(WA)⟩.
+        adversarial: F of the matrix that was worst at the δ asked for; nan where none was sought.
+        bound: δ²/2·κ.
+    """
+
+    delta: float
+    mean: float
+    mean_error: float
+    second_order: float
+    adversarial: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """F(δ, S, A) = mean over the samples of ℓ(g(W(φ + δAφ)), y) − ℓ(f(x), y), for one layer.
+
+    Attributes:
+        layer, delta: The weight's name and δ.
+        loss: L(θ), from which all rises are counted.
+        values: F of every matrix; for random ones the means of the pairs A, −A.
+        mean, mean_error: Their mean and its standard error (0 for given matrices, where the mean is over all of them).
+        second_order: δ²/2 times the mean of ⟨WA, H(WA)⟩: what curvature says `mean` should be.
+        first_order: δ times the largest |⟨∇L, WA⟩| of the matrices: 0 at a critical point.
+        largest: The largest F found by ascent over ‖A‖ ≤ 1, nan where it was not sought; `witness` is its A.
+        settled: Whether the ascent was no longer gaining.
+        noise, noise_error: The mean rise with noise of the matching distribution at the features, drawn anew for every
+            sample, and its standard error; nan where samples cannot be told apart.
+        kappa, kappa_error: κ^l = ‖W‖² λ_max(H_l) and the bound on its error.
+        bound: δ²/2·κ^l·max(1, ‖A‖)²: at a critical point no F exceeds it by more than O(δ³).
+        curve: The same over a range of δ.
+        holds_until: The largest δ of the curve up to which the second-order value is within 5 % of the mean; 0 for none.
+        matrices: Which matrices: "orthogonal", "gaussian" or "given".
+        notes: What a reader must know.
+    """
+
+    layer: str
+    delta: float
+    loss: float
+    values: tuple[float, ...]
+    mean: float
+    mean_error: float
+    second_order: float
+    first_order: float
+    largest: float
+    settled: bool
+    witness: Tensor | None
+    noise: float
+    noise_error: float
+    kappa: float
+    kappa_error: float
+    bound: float
+    curve: tuple[Point, ...]
+    holds_until: float
+    matrices: str
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings: what `save` writes. A number that is not available becomes None."""
+        plain = {key: entry for key, entry in vars(self).items() if key not in ("witness", "curve", "values", "notes")}
+        witness = None if self.witness is None else self.witness.tolist()
+        lists = {"values": list(self.values), "notes": list(self.notes), "witness": witness}
+        curve = [_without_nan(asdict(point)) for point in self.curve]
+        return {"format": FORMAT, **_without_nan(plain), **lists, "curve": curve}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON; a file that exists at `path` afterwards is whole."""
+        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained page."""
+        from spiritlevel.report.guarantees import robustness_page
+
+        write_whole(path, robustness_page(self))
+
+    def __str__(self) -> str:
+        from spiritlevel.report.guarantees import robustness_table
+        from spiritlevel.report.tables import render
+
+        return render(robustness_table(self))
+
+
+def _without_nan(plain: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: None if isinstance(entry, float) and not math.isfinite(entry) else entry for key, entry in plain.items()
+    }
+
+
+Matrices = Literal["orthogonal", "gaussian"] | Tensor | Sequence[Tensor]
+
+
+def feature_robustness(
+    model: nn.Module,
+    data: Any,
+    layer: str,
+    delta: float,
+    loss: str | Callable[..., Any] | Loss = "cross_entropy",
+    *,
+    matrices: Matrices = "orthogonal",
+    num_matrices: int = 8,
+    ascend: bool = True,
+    deltas: Sequence[float] | None = None,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    fix_data: bool = False,
+) -> Robustness:
+    """How much the loss rises when the input features of a layer move by δAφ, and what curvature says about it.
+
+    W(φ + δAφ) = (W + δWA)φ, so F is the rise of the loss from W to W + δWA. At a critical point F = δ²/2·⟨WA, H(WA)⟩ + O(δ³)
+    ≤ δ²/2·‖W‖²‖A‖²λ_max(H_l) + O(δ³) = δ²/2·κ^l·‖A‖² + O(δ³). F is unchanged by a rescaling of layers, as κ^l is.
+
+    Args:
+        model, data, loss, tolerance, seed, dtype, fix_data: As for `measure`.
+        layer: A weight's parameter name, or the name of its module.
+        delta: δ > 0.
+        matrices: "orthogonal": uniform rotations. "gaussian": Gaussian matrices divided by their norm. Or one matrix or
+            several of your own, (features, features), of any norm. For a convolution features are input channels.
+        num_matrices: How many random ones; each is used with both signs, which cancels the first order.
+        ascend: Whether to look for the largest F over ‖A‖ ≤ 1.
+        deltas: The δ of the curve; from δ/8 to 4δ by default.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> with torch.no_grad():
+    ...     _ = model.weight.copy_(torch.tensor([[3.0, 4.0]]))
+    >>> x = torch.eye(2)
+    >>> found = feature_robustness(model, (x, x @ model.weight.T.detach()), "weight", 0.1, "mse")
+    >>> round(found.bound, 6), round(found.largest, 6)  # κ = 25·2·λ_max(½I) = 25; the loss rises by δ²·|wA|²/2
+    (0.125, 0.125)
+    """
+    for value in (delta, *(deltas or ())):
+        if not (isinstance(value, int | float) and value > 0 and math.isfinite(value)):
+            raise SpiritLevelError(f"delta must be a positive number, the size of the perturbation; got {value!r}")
+    study = _Study.of(model, data, loss, layer, seed=seed, tolerance=tolerance, dtype=dtype, fix_data=fix_data)
+    chosen = study.matrices(matrices, num_matrices)
+    largest, settled, witness = study.ascend(delta) if ascend else (math.nan, True, None)
+    places = sorted({float(delta), *(deltas if deltas is not None else (delta * 2 ** (k / 2) for k in range(-6, 5)))})
+    curve = tuple(study.point(place, chosen, witness) for place in places)
+    here = next(point for point in curve if point.delta == float(delta))
+    noise, noise_error = study.inject(delta, chosen)
+    return Robustness(
+        layer=study.name,
+        delta=float(delta),
+        loss=study.base,
+        values=tuple(study.values(delta, chosen)),
+        mean=here.mean,
+        mean_error=here.mean_error,
+        second_order=here.second_order,
+        first_order=delta * max(chosen.slopes),
+        largest=largest,
+        settled=settled,
+        witness=witness,
+        noise=noise,
+        noise_error=noise_error,
+        kappa=study.kappa,
+        kappa_error=study.kappa_error,
+        bound=here.bound,
+        curve=curve,
+        holds_until=_holds_until(curve, study.rounding),
+        matrices=chosen.kind,
+        notes=tuple(study.notes(delta, chosen, noise, largest)),
+    )
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The matrices of one call: `slopes` are |⟨∇L, WA⟩| and `curvatures` ⟨WA, H(WA)⟩."""
+
+    kind: str
+    matrices: list[Tensor]
+    slopes: list[float]
+    curvatures: list[float]
+    norm: float
+
+
+class _Study:
+    """One layer of one problem, everything else held fixed."""
+
+    def __init__(self, problem: Problem, anatomy: Anatomy, name: str, *, seed: int, tolerance: float) -> None:
+        self.problem, self.name, self._seed, self._tolerance = problem, name, seed, tolerance
+        self._anatomy, self.weight = anatomy, problem.parameters[name]
+        self.mixing = Mixing(anatomy.layers[name], self.weight)
+        evidence = Evidence(problem, Needs(layer_eigenvalues=True), tolerance=tolerance, seed=seed, most_probes=64)
+        self._pair = evidence.layer_eigenpairs[name]
+        size = float(self.weight.double().square().sum())
+        self.kappa, self.kappa_error = size * self._pair.value, size * self._pair.error
+        self._products = HessianProducts(problem)
+        self.base, gradient = problem.gradient()
+        self._gradient = gradient[name].double()
+        self.rounding = 16 * torch.finfo(problem.dtype).eps * (1 + abs(self.base))
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        data: Any,
+        loss: str | Callable[..., Any] | Loss,
+        layer: str,
+        *,
+        seed: int,
+        tolerance: float,
+        dtype: torch.dtype | None,
+        fix_data: bool,
+    ) -> _Study:
+        whole = Problem(model, loss, data, dtype=dtype, fix_data=fix_data)
+        if whole.samples < 2:
+            raise SpiritLevelError(f"feature robustness is a mean over samples: pass at least two, got {whole.samples}")
+        name = _named(layer, examine(whole).layers)
+        problem = Problem(model, loss, whole.data, parameters=[glob.escape(name)], dtype=dtype)
+        features = whole.parameters[name].shape
+        if max(features[:2]) > MOST_FEATURES:
+            raise SpiritLevelError(
+                f"{name!r} has the shape {tuple(features)}, and a matrix that mixes more than {MOST_FEATURES} features does "
+                "not fit: choose another layer"
+            )
+        return cls(problem, examine(problem), name, seed=seed, tolerance=tolerance)
+
+    def generator(self, purpose: int) -> torch.Generator:
+        return torch.Generator().manual_seed((self._seed * 1_000_003 + 7919 * purpose) % (1 << 63))
+
+    def matrices(self, wanted: Matrices, count: int) -> _Chosen:
+        if isinstance(wanted, str):
+            if wanted not in RANDOM:
+                raise SpiritLevelError(f"matrices must be 'orthogonal', 'gaussian' or your own, got {wanted!r}")
+            if count < 1:
+                raise SpiritLevelError(f"num_matrices must be a positive whole number, got {count!r}")
+            generator, kind = self.generator(1), str(wanted)
+            found = [RANDOM[kind](self.mixing.shape, generator) for _ in range(count)]
+        else:
+            kind, found = "given", given(wanted, self.mixing.shape)
+        directions = [self.mixing.product(a).reshape(-1) for a in found]
+        images = self._products(directions)
+        return _Chosen(
+            kind,
+            found,
+            [abs(float(v.double() @ self._gradient.reshape(-1))) for v in directions],
+            [float(v.double() @ image.double()) for v, image in zip(directions, images, strict=True)],
+            max(1.0, *map(norm, found)),
+        )
+
+    def rise(self, delta: float, a: Tensor) -> float:
+        """F(δ, S, A)."""
+        return self.problem.loss({self.name: self.weight + delta * self.mixing.product(a)}) - self.base
+
+    def values(self, delta: float, chosen: _Chosen) -> list[float]:
+        if chosen.kind == "given":
+            return [self.rise(delta, a) for a in chosen.matrices]
+        return [(self.rise(delta, a) + self.rise(-delta, a)) / 2 for a in chosen.matrices]
+
+    def point(self, delta: float, chosen: _Chosen, witness: Tensor | None) -> Point:
+        values = self.values(delta, chosen)
+        half = delta**2 / 2
+        return Point(
+            delta,
+            sum(values) / len(values),
+            0.0 if chosen.kind == "given" else _standard_error(values),
+            half * sum(chosen.curvatures) / len(chosen.curvatures),
+            math.nan if witness is None else self.rise(delta, witness),
+            half * self.kappa * chosen.norm**2,
+        )
+
+    def ascend(self, delta: float) -> tuple[float, bool, Tensor]:
+        axes = [self._pair.vector.reshape(-1).to(self.weight), *self._pair.others[:1].to(self.weight)]
+        region = SpectralBall(self.mixing, delta, axes)
+        found = maximize(self.problem, region, tolerance=self._tolerance, generator=self.generator(2), most_steps=30)
+        return found.loss - self.base, found.settled, region.last.detach().clone()
+
+    def inject(self, delta: float, chosen: _Chosen, repeats: int = 6) -> tuple[float, float]:
+        """The mean rise with noise of the matching distribution, drawn anew for every sample."""
+        axes = self._anatomy.axes.get(self.name, [None])
+        if any(axis != SampleAxis(0) for axis in axes):
+            return math.nan, math.nan
+        single = chosen.kind == "orthogonal" and len(axes) == 1
+        injection = Injection(self.problem, self.name, self.mixing.shape, self._drawing(chosen), single)
+        signs = (1.0,) if chosen.kind == "given" else (1.0, -1.0)
+        rises = []
+        for repeat in range(repeats):
+            losses = [injection.rise(sign * delta, self.generator(100 + repeat)) for sign in signs]
+            rises.append(sum(losses) / len(losses) - self.base)
+        return sum(rises) / len(rises), _standard_error(rises)
+
+    def _drawing(self, chosen: _Chosen) -> Callable[[int, torch.Generator], Tensor]:
+        if chosen.kind != "given":
+            return lambda count, generator: RANDOM[chosen.kind]((count, *self.mixing.shape), generator)
+        stack = torch.stack([a.double() for a in chosen.matrices])
+        return lambda count, generator: stack[torch.randint(len(stack), (count,), generator=generator)]
+
+    def notes(self, delta: float, chosen: _Chosen, noise: float, largest: float) -> list[str]:
+        notes, bound = list(self.problem.notes), delta**2 / 2 * self.kappa * chosen.norm**2
+        first = delta * max(chosen.slopes)
+        if first > AGREEMENT * abs(bound):
+            notes.append(
+                f"not at a critical point: the first-order change is up to {first:.2g}, and the bound {bound:.2g} does not "
+                "cover it"
+            )
+        if largest > bound + self.rounding:
+            notes.append(
+                f"the largest rise found, {largest:.3g}, exceeds δ²/2·κ: terms beyond second order count at this δ"
+            )
+        if math.isnan(noise):
+            notes.append("noise injection is not available: the layer's features cannot be told apart sample by sample")
+        return notes
+
+
+def _named(layer: str, layers: Any) -> str:
+    """The weight meant by a parameter's or a module's name."""
+    for name in (layer, f"{layer}.weight"):
+        if name in layers:
+            return name
+    near = difflib.get_close_matches(layer, layers, n=1, cutoff=0.3)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    known = ", ".join(list(layers)[:8]) + (", …" if len(layers) > 8 else "")
+    raise SpiritLevelError(f"the network has no layer {layer!r}{hint} Its layers: {known or 'none'}")
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return math.nan
+    return float(torch.tensor(values, dtype=torch.float64).std()) / math.sqrt(len(values))
+
+
+def _holds_until(curve: Sequence[Point], rounding: float) -> float:
+    """The largest δ up to which mean and second-order value agree to 5 %, rounding of the loss allowed for."""
+    reached = 0.0
+    for point in curve:
+        if abs(point.mean - point.second_order) > AGREEMENT * abs(point.mean) + rounding:
+            break
+        reached = point.delta
+    return reached
+
+
+__all__ = ["Point", "Robustness", "feature_robustness"]
