@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Two workers with one thread each: more threads than cores slow each other down tenfold.
 WORKERS ?= 2
 
-.PHONY: setup demo test lint format clean
+.PHONY: setup demo bench test lint format clean
 .DEFAULT_GOAL := setup
 
 setup: .venv/installed
@@ -17,6 +17,10 @@ setup: .venv/installed
 
 demo: setup
 	$(BIN)/spiritlevel demo --out out/demo
+
+# For real data and weights: make bench BENCH="--data-folder FOLDER --checkpoint FILE"
+bench: setup
+	OMP_NUM_THREADS=1 $(BIN)/spiritlevel bench $(BENCH)
 
 lint: setup
 	$(BIN)/ruff check .

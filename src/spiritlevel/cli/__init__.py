@@ -14,6 +14,7 @@ from rich.console import Console
 
 from spiritlevel._version import __version__
 from spiritlevel.cli.audit import audit
+from spiritlevel.cli.bench import bench
 from spiritlevel.cli.demo import demo
 from spiritlevel.cli.measure import measure
 from spiritlevel.cli.measures import measures
@@ -21,7 +22,7 @@ from spiritlevel.cli.sharpen import sharpen
 from spiritlevel.errors import SpiritLevelError
 
 # In the order in which `spiritlevel --help` lists them.
-COMMANDS: tuple[Callable[..., Any], ...] = (demo, measure, measures, audit, sharpen)
+COMMANDS: tuple[Callable[..., Any], ...] = (demo, measure, measures, audit, sharpen, bench)
 
 FAILED, WRONG_USE = 1, 2
 

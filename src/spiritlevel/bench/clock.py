@@ -1,0 +1,71 @@
+"""Time in gradients, and a limit to it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+
+# How often the unit is timed at least, before and after every task.
+FEWEST = 2
+
+
+class OutOfTime(Exception):
+    """A measurement took longer than it may."""
+
+
+@dataclass
+class Budget:
+    """What one measurement may take: estimators stop by themselves at `seconds`, everything else is stopped later."""
+
+    seconds: float
+    started: float = field(default_factory=time.perf_counter)
+    charged: float | None = None
+
+    def restart(self) -> None:
+        """Count from here: what was done before was only to find a setting."""
+        self.started = time.perf_counter()
+
+    def charge(self, seconds: float) -> None:
+        """Count so much, whatever the clock says."""
+        self.charged = seconds
+
+    def spent(self) -> float:
+        return time.perf_counter() - self.started if self.charged is None else self.charged
+
+    def used_up(self) -> bool:
+        return self.spent() > self.seconds
+
+
+def unit_times(gradient: Callable[[], object], seconds: float) -> list[float]:
+    """Times of one gradient, repeated for so long."""
+    times: list[float] = []
+    while len(times) < FEWEST or sum(times) < seconds:
+        started = time.perf_counter()
+        gradient()
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def median(values: list[float]) -> float:
+    return float(statistics.median(values))
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `OutOfTime` inside after so many seconds."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,158 @@
+"""One process: one library, one subject, some tasks, one thread. `python -m spiritlevel.bench.worker job.json`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spiritlevel.bench import ours, peers, reference
+from spiritlevel.bench.clock import Budget, OutOfTime, limited, median, unit_times
+from spiritlevel.bench.subjects import Recipe, Subject, load, prepare
+from spiritlevel.bench.tasks import TASKS, Answer, Arrays, Task, distance
+from spiritlevel.measures.run import measure
+from spiritlevel.problem import Problem, counting_saved_bytes
+
+OURS = "spiritlevel"
+
+
+def main(job_path: str) -> None:
+    """Do what the file says and write the results beside it."""
+    torch.set_num_threads(1)
+    path = Path(job_path)
+    job = json.loads(path.read_text(encoding="utf-8"))
+    result = JOBS[job["kind"]](job)
+    path.with_suffix(".out").write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
+
+
+def _prepare(job: dict[str, Any]) -> list[Any]:
+    folder, checkpoint = job["data_folder"], job["checkpoint"]
+    recipe = Recipe(**{**job["recipe"], "shape": tuple(job["recipe"]["shape"])})
+    prepare(recipe, Path(job["subject"]), folder and Path(folder), checkpoint and Path(checkpoint))
+    if job["reference"]:
+        wanted = {TASKS[name].answer for name in job["tasks"]}
+        eigenvalues, layers = bool(wanted & {"lambda", "riemannian"}), "layer_lambda" in wanted
+        reference.write(Path(job["subject"]), Path(job["reference"]), eigenvalues=eigenvalues, layers=layers)
+    return []
+
+
+def _measure(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every task once, each between two timings of the gradient."""
+    torch.manual_seed(job["seed"])
+    subject = load(Path(job["subject"]))
+    truth = reference.read(Path(job["reference"]))[0] if job["reference"] else {}
+    try:
+        _warm_up(job["library"], subject, TASKS[job["tasks"][0]])
+    except Exception as error:
+        return [_failure(job, name, error) for name in job["tasks"]]
+    return [_one(job, subject, TASKS[name], truth) for name in job["tasks"]]
+
+
+def _warm_up(library: str, subject: Subject, task: Task) -> None:
+    """The first task on one batch: what a process does once, such as imports and conversions, is nobody's cost."""
+    batch = subject.recipe.batch
+    subject.gradient()
+    if library == "BackPACK":
+        peers.extended(subject)
+    else:
+        few = Subject(subject.recipe, subject.model, subject.x[:batch], subject.y[:batch])
+        _asker(library, task)(few, task, Budget(0.0))
+
+
+def _one(job: dict[str, Any], subject: Subject, task: Task, truth: dict[str, Arrays]) -> dict[str, Any]:
+    gc.collect()
+    before = unit_times(subject.gradient, job["unit_seconds"])
+    seconds = min(job["seconds"], job["gradients"] * median(before))
+    budget = Budget(seconds)
+    record: dict[str, Any] = {"library": job["library"], "task": task.name}
+    try:
+        with limited(max(seconds * 1.5, job["seconds"])):
+            answer = _asker(job["library"], task)(subject, task, budget)
+            spent = budget.spent()
+    except OutOfTime:
+        return {**record, "status": "over budget", "cost": budget.spent() / median(before)}
+    except Exception as error:
+        return _failure(job, task.name, error)
+    unit = median([*before, *unit_times(subject.gradient, job["unit_seconds"])])
+    off = distance(task, answer.arrays, truth[task.answer]) if task.answer in truth else None
+    return {
+        **record,
+        "status": "measured",
+        "asked": answer.asked,
+        "seconds": spent,
+        "unit": unit,
+        "cost": spent / unit,
+        "error": off,
+        "standard_error": _finite(answer.standard_error),
+        "counts": {key: value for key, value in answer.counts.items() if isinstance(value, int | float)},
+    }
+
+
+def _asker(library: str, task: Task) -> Callable[[Subject, Task, Budget], Answer]:
+    if library == OURS:
+        return lambda subject, task, budget: ours.answer(subject, task)
+    return peers.ASK[library][task.name]
+
+
+def _failure(job: dict[str, Any], task: str, error: Exception) -> dict[str, Any]:
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return {"library": job["library"], "task": task, "status": "failed", "reason": f"{type(error).__name__}: {said[0]}"}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _memory(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """How far one call raises the peak of the process, and what it has to hold at least."""
+    subject = load(Path(job["subject"]))
+    few = Subject(subject.recipe, subject.model, subject.x[: subject.recipe.batch], subject.y[: subject.recipe.batch])
+    few.gradient()
+    before = _peak()
+    task = TASKS[job["tasks"][0]]
+    names = None if task.measures is None else list(task.measures)
+    report = measure(subject.model, (subject.x, subject.y), measures=names, tolerance=task.accuracy)
+    grown = _peak() - before
+    problem = Problem(subject.model, "cross_entropy", (subject.x, subject.y))
+    products = [value.products for value in report.values.values()]
+    size = 4 * subject.parameters
+    return [
+        {
+            "task": task.name,
+            "samples": len(subject.x),
+            "peak": grown,
+            "parameters": size,
+            "chunk": _chunk_bytes(problem),
+            "krylov": size * sum(products),
+        }
+    ]
+
+
+def _chunk_bytes(problem: Problem) -> int:
+    chunk, _ = next(iter(problem.chunks()))
+    with problem.undisturbed(), torch.enable_grad(), counting_saved_bytes(problem.known_storages()) as saved:
+        kept = problem.chunk_loss(problem.leaves(), chunk)
+    del kept
+    return saved.bytes
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+JOBS: dict[str, Callable[[dict[str, Any]], list[Any]]] = {"prepare": _prepare, "measure": _measure, "memory": _memory}
+
+if __name__ == "__main__":
+    assert os.environ.get("OMP_NUM_THREADS") == "1", "the benchmark runs with one thread: set OMP_NUM_THREADS=1"
+    main(sys.argv[1])

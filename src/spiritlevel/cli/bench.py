@@ -1,0 +1,47 @@
+"""`spiritlevel bench`: this library beside its peers, in costs of one gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spiritlevel.cli.options import check_folder
+from spiritlevel.errors import SpiritLevelError
+
+Folder = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="For all it makes; benchmarks, or out/bench when quick.")
+]
+DataFolder = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Real MNIST and CIFAR-10; synthetic without.")]
+Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="Weights of ResNet-20; trained briefly without.")]
+Subjects = Annotated[str, typer.Option(metavar="A,B", help="Only these of mlp, conv, lenet5, resnet20, vgg16, growth.")]
+Quick = Annotated[bool, typer.Option("--quick", help="This library alone on a tiny network, in a minute.")]
+
+
+def bench(
+    folder: Folder = None,
+    quick: Quick = False,
+    data_folder: DataFolder = None,
+    checkpoint: Weights = None,
+    only: Subjects = "",
+) -> None:
+    """Measure costs beside the other libraries.
+
+    Installs the peers into an environment of its own, runs them and this library in alternation on the same networks,
+    data and accuracy, one thread and one process each, and writes results, tables and pictures. Takes about 25 minutes
+    on a quiet machine.
+    """
+    from spiritlevel.bench.pictures import write_pictures
+    from spiritlevel.bench.run import Settings, run
+    from spiritlevel.bench.tables import write_readme
+
+    folder = folder or Path("out/bench" if quick else "benchmarks")
+    check_folder("--folder", folder)
+    for option, path in (("--data-folder", data_folder), ("--checkpoint", checkpoint)):
+        if path is not None and not path.exists():
+            raise SpiritLevelError(f"{option}: {path} does not exist")
+    chosen = tuple(name.strip() for name in only.split(",") if name.strip())
+    run(Settings(folder, quick=quick, data_folder=data_folder, checkpoint=checkpoint, subjects=chosen))
+    for written in (write_readme(folder), *write_pictures(folder)):
+        print(written)
