@@ -346,6 +346,13 @@ EXACT = [
         IMAGE,
         {"0.weight": ROWS_FIRST, "4.weight": ROWS_FIRST},
     ),
+    _case(  # with negative entries on the diagonal, which are clipped before a kernel is summed
+        "convolution, normalized loss",
+        convolution(nn.Conv2d(2, 3, 3), nn.ReLU(), features=48),
+        IMAGE,
+        CONVOLUTIONAL,
+        loss="normalized_cross_entropy",
+    ),
     _case(
         "two convolutions, average pooling",
         convolution(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(3, 3, 2), nn.ReLU(), features=3),

@@ -126,11 +126,11 @@ def test_statistics_take_one_sweep_and_no_product():
 @pytest.mark.parametrize(
     ("names", "passes", "products"),
     [
-        (["hessian_spectral_norm"], 9, 8),
-        (["riemannian_spectral_norm"], 12, 11),
-        (["kappa_sum"], 9, 8),
-        (["hessian_spectral_norm", "riemannian_spectral_norm", "riemannian_nodewise_spectral_norm"], 12, 25),
-        (None, 21, 32),
+        (["hessian_spectral_norm"], 15, 14),
+        (["riemannian_spectral_norm"], 15, 14),
+        (["kappa_sum"], 16, 14),
+        (["hessian_spectral_norm", "riemannian_spectral_norm", "riemannian_nodewise_spectral_norm"], 15, 42),
+        (None, 30, 56),
     ],
     ids=["one", "riemannian", "layers", "three", "default"],
 )
