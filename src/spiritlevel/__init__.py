@@ -3,6 +3,10 @@
 from spiritlevel._version import __version__
 from spiritlevel.audit import Audit, audit
 from spiritlevel.errors import NondeterministicError, RescalingError, SpiritLevelError, TracingError
+from spiritlevel.guarantees.certificate import Certificate
+from spiritlevel.guarantees.compare import Comparison, compare
+from spiritlevel.guarantees.pac_bayes import pac_bayes
+from spiritlevel.guarantees.robustness import Robustness, feature_robustness
 from spiritlevel.measures import get_measure, list_measures
 from spiritlevel.measures.record import Measure
 from spiritlevel.measures.run import measure
@@ -15,6 +19,8 @@ from spiritlevel.symmetry.attack import Attack, flattest, sharpen, sharpen_ball
 __all__ = [
     "Attack",
     "Audit",
+    "Certificate",
+    "Comparison",
     "Cost",
     "Measure",
     "NondeterministicError",
@@ -22,6 +28,7 @@ __all__ = [
     "Report",
     "Rescaling",
     "RescalingError",
+    "Robustness",
     "SpiritLevelError",
     "Symmetries",
     "TracingError",
@@ -29,11 +36,14 @@ __all__ = [
     "__version__",
     "audit",
     "canonicalize",
+    "compare",
+    "feature_robustness",
     "find_symmetries",
     "flattest",
     "get_measure",
     "list_measures",
     "measure",
+    "pac_bayes",
     "rescale_layers",
     "sharpen",
     "sharpen_ball",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.guarantees.certificate import Certificate
 from spiritlevel.guarantees.noise import optimize_scales
 from spiritlevel.guarantees.posterior import HYPERPRIORS, Hyperprior, Scale, divergence, scales_of
-from spiritlevel.guarantees.zero_one import ZeroOne, choose_zero_one, error_rate, kl_upper
+from spiritlevel.guarantees.zero_one import ZeroOne, choose_zero_one, error_rates, kl_upper
 from spiritlevel.losses import Loss
 from spiritlevel.measures.evidence import Evidence
 from spiritlevel.measures.record import Needs
@@ -229,17 +230,17 @@ def _centres(problem: Problem, prior: nn.Module | None) -> dict[str, Tensor]:
 # --- choosing and certifying -------------------------------------------------------------------------------------
 
 
-def _drawn(parameters: Parameters, deviations: Parameters, generator: torch.Generator) -> Parameters:
-    """One network of the posterior. The noise is the same for every twin, in units of its scales."""
-    drawn = dict(parameters)
-    for name, deviation in deviations.items():
-        noise = torch.randn(deviation.shape, generator=generator, dtype=torch.float64)
-        drawn[name] = (parameters[name].double() + deviation * noise.to(deviation.device)).to(parameters[name].dtype)
-    return drawn
-
-
-def _deviations(parameters: Parameters, scales: Mapping[str, Scale]) -> Parameters:
-    return {name: scale.deviation(parameters[name]) for name, scale in scales.items()}
+def _drawn(
+    parameters: Parameters, scales: Mapping[str, Scale], count: int, generator: torch.Generator
+) -> Iterator[Parameters]:
+    """Networks of the posterior. The noise is the same for every twin, in units of its scales."""
+    deviations = {name: scale.deviation(parameters[name]) for name, scale in scales.items()}
+    for _ in range(count):
+        drawn = dict(parameters)
+        for name, deviation in deviations.items():
+            noise = torch.randn(deviation.shape, generator=generator, dtype=torch.float64).to(deviation.device)
+            drawn[name] = (parameters[name].double() + deviation * noise).to(parameters[name].dtype)
+        yield drawn
 
 
 def _costs(setting: _Setting, mean: _Mean, scales: Mapping[str, Scale]) -> tuple[dict[str, float], float]:
@@ -282,11 +283,8 @@ def _try(setting: _Setting, mean: _Mean, scales: dict[str, Scale], draws: int) -
     kl, named = _costs(setting, mean, scales)
     total = sum(kl.values()) + named + mean.fixed
     slack, lam = setting.slack(total)
-    deviations, generator = _deviations(mean.parameters, scales), setting.generator(1)
-    rates = [
-        error_rate(setting.problem, _drawn(mean.parameters, deviations, generator), setting.zero_one, SEARCH_SAMPLES)
-        for _ in range(draws)
-    ]
+    networks = _drawn(mean.parameters, scales, draws, setting.generator(1))
+    rates = error_rates(setting.problem, networks, setting.zero_one, SEARCH_SAMPLES)
     # A few draws that all went well by luck must not win: be a nat pessimistic about them.
     rate = kl_upper(sum(rates) / len(rates), 1 / len(rates))
     return _Trial(scales, lam, rate + slack, kl_upper(rate, total / setting.problem.samples))
@@ -303,14 +301,13 @@ def _certify(
     kl, named = _costs(setting, mean, scales)
     parameters, m = mean.parameters, setting.problem.samples
     total = sum(kl.values()) + named + mean.fixed
-    deviations, generator = _deviations(parameters, scales), setting.generator(2)
-    rates, test_rates = [], []
-    for _ in range(setting.draws):
-        drawn = _drawn(parameters, deviations, generator)
-        rates.append(error_rate(setting.problem, drawn, setting.zero_one))
-        if tests is not None:
-            test_rates.append(error_rate(tests, drawn, setting.zero_one))
-    plain, noisy = error_rate(setting.problem, parameters, setting.zero_one), sum(rates) / len(rates)
+
+    def rates_on(problem: Problem) -> list[float]:  # the same networks on every problem
+        networks = _drawn(parameters, scales, setting.draws, setting.generator(2))
+        return error_rates(problem, itertools.chain([parameters], networks), setting.zero_one)
+
+    plain, *rates = rates_on(setting.problem)
+    noisy = sum(rates) / len(rates)
     lam = setting.slack(total)[1]
     terms = {
         "training error": plain,
@@ -337,20 +334,14 @@ def _certify(
         draws=setting.draws,
         num_scales=sum(scale.count for scale in scales.values()),
         method=method,
-        **_on_test(tests, parameters, setting.zero_one, test_rates),
+        **({} if tests is None else _on_test(rates_on(tests))),
     )
 
 
-def _on_test(tests: Problem | None, parameters: Parameters, zero_one: ZeroOne, rates: list[float]) -> dict[str, Any]:
-    if tests is None:
-        return {}
-    noisy = torch.tensor(rates, dtype=torch.float64)
-    spread = float(noisy.std()) / math.sqrt(len(rates)) if len(rates) > 1 else 0.0
-    return {
-        "test_error": error_rate(tests, parameters, zero_one),
-        "noisy_test_error": float(noisy.mean()),
-        "noisy_test_error_spread": spread,
-    }
+def _on_test(rates: Sequence[float]) -> dict[str, Any]:
+    noisy = torch.tensor(rates[1:], dtype=torch.float64)
+    spread = float(noisy.std()) / math.sqrt(len(noisy)) if len(noisy) > 1 else 0.0
+    return {"test_error": rates[0], "noisy_test_error": float(noisy.mean()), "noisy_test_error_spread": spread}
 
 
 __all__ = ["Certificate", "pac_bayes"]

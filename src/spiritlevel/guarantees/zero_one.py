@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -61,18 +61,24 @@ def _targets(batch: Batch) -> Tensor:
     return batch.targets
 
 
-def error_rate(
-    problem: Problem, parameters: Mapping[str, Tensor], zero_one: ZeroOne, most_samples: int | None = None
-) -> float:
-    """The mean 0–1 loss at these parameters, over all samples or the first chunks of at least `most_samples`."""
-    total, seen = 0.0, 0
+def error_rates(
+    problem: Problem, networks: Iterable[Mapping[str, Tensor]], zero_one: ZeroOne, most_samples: int | None = None
+) -> list[float]:
+    """The mean 0–1 loss of every network, over all samples or the first chunks of at least `most_samples`."""
     with problem.undisturbed(), torch.no_grad():
-        for chunk, _ in problem.chunks():
-            outputs = problem.outputs(parameters, chunk)
-            total += float(zero_one(outputs, _targets(chunk)).double().sum())
-            seen += len(chunk)
-            if most_samples is not None and seen >= most_samples:
-                break
+        return [_error_rate(problem, parameters, zero_one, most_samples) for parameters in networks]
+
+
+def _error_rate(
+    problem: Problem, parameters: Mapping[str, Tensor], zero_one: ZeroOne, most_samples: int | None
+) -> float:
+    total, seen = 0.0, 0
+    for chunk, _ in problem.chunks():
+        outputs = problem.outputs(parameters, chunk)
+        total += float(zero_one(outputs, _targets(chunk)).double().sum())
+        seen += len(chunk)
+        if most_samples is not None and seen >= most_samples:
+            break
     problem.work.add(passes=seen / problem.samples)
     return total / seen
 
