@@ -139,18 +139,18 @@ def test_the_default_set_shares_what_it_needs(case, monkeypatch):
 
 
 PEAK = """
-import json, resource, sys, torch
+import json, sys, torch
 from torch import nn
 import spiritlevel as sl
+from spiritlevel.bench.worker import memory_now, memory_peak
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 x, y = torch.randn(int(sys.argv[1]), 64), torch.randint(0, 10, (int(sys.argv[1]),))
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 sl.measure(model, (x[:32], y[:32]), measures=["rho_sum"])
-before = peak()
+before = memory_now()
 sl.measure(model, (x, y), measures=["hessian_trace", "rho_sum", "normalized_sharpness"])
-print(json.dumps(peak() - before))
+print(json.dumps(memory_peak() - before))
 """
 
 
@@ -160,7 +160,8 @@ def _peak(samples):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak of a process from /proc")
 def test_the_peak_of_a_sweep_does_not_grow_with_the_data():
     few, many = _peak(4_000), _peak(60_000)
-    assert few < 64 << 20
-    assert many < few + (24 << 20)  # 60,000 samples hold 15 MB of inputs and their activations would hold 60 MB
+    assert few < 24 << 20
+    assert many < few + (12 << 20)  # the activations of 60,000 samples would hold 60 MB

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from spiritlevel.bench.ours import evidence_for, rho_arrays
 from spiritlevel.bench.subjects import Subject, load
 from spiritlevel.bench.tasks import Arrays, number, numbers
+from spiritlevel.measures import resolve_measures
 from spiritlevel.measures.dinh2017 import PLAIN
 from spiritlevel.measures.rangamani2019 import RIEMANNIAN
-from spiritlevel.measures.run import measure
 
 TIGHT = 1e-6
 CHECKED_ENTRIES = 4
@@ -49,15 +49,13 @@ def _statistics(subject: Subject) -> dict[str, Arrays]:
     names = ("hessian_trace", "kappa_trace_sum", "rho_sum", "rho_row_sum", "normalized_sharpness")
     evidence = evidence_for(subject, names, 1e-6, torch.float64)
     found = evidence.statistics
-    sharpness = measure(
-        subject.model, (subject.x, subject.y), measures=["normalized_sharpness"], dtype=torch.float64, tolerance=1e-6
-    )
+    sharpness = resolve_measures("normalized_sharpness")[0]
     return {
         "diagonal": dict(found.diagonal),
         "trace": number(sum(float(entry.sum()) for entry in found.diagonal.values())),
         "layer_traces": numbers({name: float(found.diagonal[name].sum()) for name in found.layers}),
         "rho": rho_arrays(found.columns, found.rows),
-        "normalized_sharpness": number(sharpness["normalized_sharpness"].value),
+        "normalized_sharpness": number(sharpness.compute(sharpness, evidence).value),
     }
 
 

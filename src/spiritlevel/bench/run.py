@@ -230,6 +230,8 @@ def _growth(settings: Settings, python: Path) -> list[dict[str, Any]]:
 
 
 def _memory(settings: Settings, python: Path) -> list[dict[str, Any]]:
+    if not sys.platform.startswith("linux"):
+        return []
     found = []
     for name, counts in MEMORY:
         for count in counts:

@@ -105,7 +105,8 @@ def cell(record: Record | None) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines of a Markdown table."""
-    return [f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *rows)]
+    lines = [[text.replace("|", "\\|") for text in line] for line in (columns, ["---"] * len(columns), *rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------------
@@ -130,7 +131,8 @@ def contest(results: Results, name: str) -> list[str]:
 def at_accuracy(task: Task, record: Record | None) -> tuple[float, bool] | None:
     """A peer's cost at the accuracy asked, and whether it is extrapolated; None where it never gets there.
 
-    A mean over probes needs (standard error / accuracy)² times as many; an answer stopped at the limit costs at least that.
+    A mean over probes needs (standard error / accuracy)² times as many, Hutch++ is taken to need only the first power of
+    it; an answer stopped at the limit costs at least what it cost so far.
     """
     if record is None or record["status"] == "failed":
         return None
@@ -138,7 +140,7 @@ def at_accuracy(task: Task, record: Record | None) -> tuple[float, bool] | None:
         return float(record["cost"]), True
     error, spread = record.get("error"), record.get("standard_error")
     if spread is not None and spread > task.accuracy:
-        return float(record["cost"] * (spread / task.accuracy) ** 2), True
+        return float(record["cost"] * (spread / task.accuracy) ** (1 / record.get("rate", 0.5))), True
     if spread is None and error is not None and error > 2 * task.accuracy:
         return None
     return float(record["cost"]), False

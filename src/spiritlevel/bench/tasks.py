@@ -62,12 +62,14 @@ class Answer:
         asked: Exactly what the library was asked to do.
         standard_error: Relative, of an estimator, by its own probes.
         counts: Probes, products or passes it took.
+        rate: The standard error falls like the cost to the power of minus this.
     """
 
     arrays: Arrays
     asked: str
     standard_error: float | None = None
     counts: Mapping[str, float] = field(default_factory=dict)
+    rate: float = 0.5
 
 
 def number(value: float) -> Arrays:

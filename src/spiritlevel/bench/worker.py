@@ -6,7 +6,6 @@ import gc
 import json
 import math
 import os
-import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +91,7 @@ def _one(job: dict[str, Any], subject: Subject, task: Task, truth: dict[str, Arr
         "cost": spent / unit,
         "error": off,
         "standard_error": _finite(answer.standard_error),
+        "rate": answer.rate,
         "counts": {key: value for key, value in answer.counts.items() if isinstance(value, int | float)},
     }
 
@@ -119,11 +119,11 @@ def _memory(job: dict[str, Any]) -> list[dict[str, Any]]:
     subject = load(Path(job["subject"]))
     few = Subject(subject.recipe, subject.model, subject.x[: subject.recipe.batch], subject.y[: subject.recipe.batch])
     few.gradient()
-    before = _peak()
     task = TASKS[job["tasks"][0]]
     names = None if task.measures is None else list(task.measures)
+    before = memory_now()
     report = measure(subject.model, (subject.x, subject.y), measures=names, tolerance=task.accuracy)
-    grown = _peak() - before
+    grown = memory_peak() - before
     problem = Problem(subject.model, "cross_entropy", (subject.x, subject.y))
     products = [value.products for value in report.values.values()]
     size = 4 * subject.parameters
@@ -147,8 +147,20 @@ def _chunk_bytes(problem: Problem) -> int:
     return saved.bytes
 
 
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def memory_now() -> int:
+    """Bytes this process holds; the peak counts from here. Linux only, because ru_maxrss knows the parent's peak too."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _status("VmRSS")
+
+
+def memory_peak() -> int:
+    """The most bytes this process held since `memory_now`."""
+    return _status("VmHWM")
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 JOBS: dict[str, Callable[[dict[str, Any]], list[Any]]] = {"prepare": _prepare, "measure": _measure, "memory": _memory}
