@@ -283,6 +283,9 @@ _PRODUCTS = frozenset(
         "kron",
     ]
 )
+_RECURRENT = frozenset(
+    ["lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"]
+)
 _CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
 _TRANSPOSED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
 _NORMALIZATIONS = frozenset(["layer_norm", "group_norm", "instance_norm", "batch_norm", "rms_norm"])
@@ -594,7 +597,7 @@ class Tracer(ParameterMode):
 
     def _note_matrices(self, name: str, operands: list[Tensor]) -> None:
         """A matrix that meets activations in another way is a layer too, though not one the exact sweep knows."""
-        if name not in _PRODUCTS or name in ("mul", "prelu"):
+        if name not in _PRODUCTS | _RECURRENT or name in ("mul", "prelu"):
             return
         for operand in operands:
             found = self._names.get(id(operand))

@@ -166,6 +166,10 @@ class Problem:
         """A tensor of the measurement's precision and device, to convert others with `.to`."""
         return next(iter(self.parameters.values()))
 
+    def part_chunk_size(self) -> int:
+        """Small enough that a tenth of the data is a chunk, large enough to keep matrix products efficient."""
+        return max(1, min(self.chunk_size, max(64, -(-self.samples // 10))))
+
     def first_chunk(self) -> Batch:
         """The first batch of the data, on the model's device."""
         return self._placed(self.data.first)
@@ -305,7 +309,7 @@ class Problem:
 
     def _settle_rewrites(self) -> None:
         """Say what was rewritten; where nothing was, the network runs without looking for it from now on."""
-        used = getattr(self._plain, "used", set())
+        used: set[str] = getattr(self._plain, "used", set())
         if used:
             names = ", ".join(sorted(used))
             self.notes.append(f"rewritten with plain operations, whose second derivative is right: {names}")

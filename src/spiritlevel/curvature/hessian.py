@@ -96,8 +96,7 @@ class HessianProducts:
         self.notes: list[str] = []
         self.method = method or self._preflight()
         self._budget = budget
-        # Small enough that a tenth of the data is a chunk, large enough to keep matrix products efficient.
-        self._chunk_size = max(1, min(problem.chunk_size, max(64, -(-problem.samples // 10))))
+        self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Kept] = []
         self._prepared = False
         self.loss: float | None = None

@@ -15,8 +15,11 @@ from torch import Tensor
 
 End = Literal["largest", "smallest", "magnitude"]
 
-# A gap between Ritz values is trusted only after this many products.
-FEWEST = 5
+# A residual proves that an eigenvalue is near, not that it is the last one: a start almost orthogonal to the extreme
+# vector shows the next one first. So the bound must hold for several products in a row, and a random start is given
+# some more for a missing vector to come up.
+HELD = 3
+FEWEST = 12
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Lanczos:
         end: Which eigenvalue: the largest, the smallest, or the largest in magnitude.
         most_products: Give up after this many.
         most_vectors: Keep at most this many basis vectors; then restart from the best Ritz vectors.
+        fewest_products: Do not stop before this many; fewer are safe from a start that is known to be good.
     """
 
     def __init__(
@@ -64,13 +68,16 @@ class Lanczos:
         end: End = "largest",
         most_products: int = 300,
         most_vectors: int = 200,
+        fewest_products: int = FEWEST,
     ) -> None:
         self.tolerance, self.end, self.most_products = tolerance, end, most_products
+        self.fewest_products = min(fewest_products, most_products)
         self._limit = max(6, min(most_vectors, start.numel() + 1))
         self._basis = start.new_zeros(min(16, self._limit), start.numel())
         self._matrix = torch.zeros(0, 0, dtype=torch.float64)  # VᵀAV
         self._size = 0
         self.products = 0
+        self._held = 0
         self.result: Eigenpair | None = None
         norm = start.norm()
         if start.numel() == 0 or not bool(norm > 0):
@@ -136,7 +143,9 @@ class Lanczos:
         value, residual = float(values[index]), float(residuals[index])
         bound = self._bound(values, residuals, index)
         target = self.tolerance * abs(value)
-        enough = bound <= target and self.products >= FEWEST and self._dominates(values, residuals, index)
+        holds = bound <= target and self._dominates(values, residuals, index)
+        self._held = self._held + 1 if holds else 0
+        enough = self._held >= HELD and self.products >= self.fewest_products
         if not (enough or exhausted or self.products >= self.most_products):
             return
         toward = [index - i if index else i for i in range(min(4, len(values)))]

@@ -14,15 +14,13 @@ from spiritlevel.curvature.anatomy import Anatomy, examine
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
 from spiritlevel.curvature.estimate import GROUPS, Estimates, probe
 from spiritlevel.curvature.hessian import HessianProducts, loss_objective, remainder_objective
-from spiritlevel.curvature.lanczos import Eigenpair, End, Lanczos, eigenpair
+from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
+from spiritlevel.curvature.lanczos import Eigenpair
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, FISHER, MOST_COLUMNS, ROWS, Sweep, sweep
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.layers import Layer
 from spiritlevel.measures.record import Needs, Operator
 from spiritlevel.problem import Problem
-
-# How well the eigenvector of a part of the data is worth knowing, and how much of a random one is mixed in.
-WARM_TOLERANCE, WARM_RANDOM = 1e-3, 1e-3
 
 Arrays = Mapping[str, Tensor]
 
@@ -195,62 +193,34 @@ class Evidence:
 
     @cached_property
     def eigenpairs(self) -> Mapping[Operator, Eigenpair]:
-        """The extreme eigenpairs of all operators asked for; they advance in step and share each pass."""
-        processes = {}
-        for operator in self.needs.operators:
-            scale = self.scaling(operator.scaling)
-            start = torch.randn(scale.shape, generator=self.generator("start"), dtype=torch.float64).to(scale)
-            start = self._warmed(start * (scale > 0), scale, operator.end)
-            processes[operator] = (self._lanczos(start, operator.end), scale)
-        while active := [(process, scale) for process, scale in processes.values() if not process.done]:
-            images = self.products([scale * process.request for process, scale in active])
-            for (process, scale), image in zip(active, images, strict=True):
-                process.advance(scale * image)
-        return {operator: _finished(process) for operator, (process, _) in processes.items()}
-
-    def _warmed(self, start: Tensor, scale: Tensor, end: End) -> Tensor:
-        """The eigenvector of a tenth of the data, where that is at hand: a start from which few full passes remain.
-
-        A little of the random start stays in it, so that no eigenvector is shut out.
-        """
-        if not self.products.has_part() or not bool(start.any()):
-            return start
-        part = eigenpair(
-            lambda vector: scale * self.products.on_part([scale * vector])[0],
-            start,
-            tolerance=WARM_TOLERANCE,
-            end=end,
-            most_products=40,
+        """The extreme eigenpairs of all operators asked for."""
+        wanted = [(self.scaling(operator.scaling), operator.end) for operator in self.needs.operators]
+        start = torch.randn(self.products.flat.size, generator=self.generator("start"), dtype=torch.float64)
+        return dict(
+            zip(self.needs.operators, scaled_eigenpairs(self.products, wanted, start, self.tolerance), strict=True)
         )
-        warmed: Tensor = part.vector + WARM_RANDOM * start / start.norm()
-        return warmed
 
     @cached_property
     def layer_eigenpairs(self) -> Mapping[str, Eigenpair]:
-        """λ_max of every layer's block of H: all layers in step, from the sweep's δ where the block is Gauss–Newton."""
-        generator = self.generator("layers")
-        processes = {}
-        for name in self.anatomy.layers:
-            weight = self.problem.parameters[name]
-            start = torch.randn(weight.numel(), generator=generator, dtype=torch.float64).to(weight)
-            processes[name] = self._lanczos(start, "largest")
+        """λ_max of every layer's block of H, from the sweep's δ where the block is Gauss–Newton."""
         few_columns = self._num_outputs() <= MOST_COLUMNS
-        exact = [name for name in processes if self.anatomy.exact(name) and few_columns]
-        others = [name for name in processes if name not in exact]
+        exact = [name for name in self.anatomy.layers if self.anatomy.exact(name) and few_columns]
+        others = [name for name in self.anatomy.layers if name not in exact]
+        shapes = {name: self.problem.parameters[name].shape for name in self.anatomy.layers}
+        generator, like = self.generator("layers"), self.problem.parameters_like()
+        start = {
+            name: torch.randn(shape.numel(), generator=generator, dtype=torch.float64).to(like)
+            for name, shape in shapes.items()
+        }
+        found: dict[str, Eigenpair] = {}
         if exact:
             blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact)
-            self._advance({name: processes[name] for name in exact}, blocks)
-        self._advance({name: processes[name] for name in others}, self._block_products)
-        return {name: _finished(process) for name, process in processes.items()}
-
-    def _advance(
-        self, processes: Mapping[str, Lanczos], products: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    ) -> None:
-        while active := {name: process for name, process in processes.items() if not process.done}:
-            shapes = {name: self.problem.parameters[name].shape for name in active}
-            images = products({name: process.request.view(shapes[name]) for name, process in active.items()})
-            for name, process in active.items():
-                process.advance(images[name].reshape(-1))
+            part = blocks.on_part if blocks.has_part() else None
+            found |= block_eigenpairs(blocks, part, shapes, {name: start[name] for name in exact}, self.tolerance)
+        if others:
+            starts = {name: start[name] for name in others}
+            found |= block_eigenpairs(self._block_products, None, shapes, starts, self.tolerance)
+        return {name: found[name] for name in self.anatomy.layers}
 
     def _block_products(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
         return dict(zip(vectors, self.products.blocks(list(vectors.items())), strict=True))
@@ -260,10 +230,6 @@ class Evidence:
             return 0
         with self.problem.undisturbed(), torch.no_grad():
             return int(self.problem.outputs(self.problem.parameters, self.problem.few_samples(1))[0].numel())
-
-    def _lanczos(self, start: Tensor, end: End) -> Lanczos:
-        budget = max(8, int((1 << 30) // max(1, start.numel() * start.element_size())))
-        return Lanczos(start, tolerance=self.tolerance, end=end, most_vectors=min(200, budget))
 
     def dropped_blocks(self) -> tuple[str, ...]:
         """Parameter tensors of norm zero, which have no metric."""
@@ -285,11 +251,6 @@ def _without(draws: list[Tensor], group: int) -> Tensor:
         return draws[0]
     kept = [draw for index, draw in enumerate(draws) if index % GROUPS != group]
     return torch.stack(kept).mean(0)
-
-
-def _finished(process: Lanczos) -> Eigenpair:
-    assert process.result is not None
-    return process.result
 
 
 def _fisher_by_sample(problem: Problem, names: list[str]) -> dict[str, Tensor]:

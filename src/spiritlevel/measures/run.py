@@ -102,7 +102,8 @@ def _free_label(each: Measure, taken: dict[str, Value]) -> str:
     if each.name not in taken:
         return each.name
     options = ", ".join(f"{key}={value}" for key, value in each.options.items())
-    return f"{each.name}({options})"
+    label = f"{each.name}({options})" if options else each.name
+    return label if label not in taken else f"{label} #{sum(name.startswith(label) for name in taken) + 1}"
 
 
 def _described(evidence: Evidence, tolerance: float, seed: int) -> dict[str, Any]:
