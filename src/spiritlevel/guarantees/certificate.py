@@ -7,9 +7,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spiritlevel.result import write_whole
+
+if TYPE_CHECKING:
+    from spiritlevel.report.drawing import Drawing
 
 FORMAT = "spiritlevel-certificate-1"
 
@@ -79,6 +82,12 @@ class Certificate:
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
         """Read what `save` wrote."""
         return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+    def drawing(self) -> Drawing:
+        """The terms as a stacked bar; `.figure` is a matplotlib figure, `.svg()` an element for a page."""
+        from spiritlevel.report.guarantees import bound_terms
+
+        return bound_terms({"this network": self})
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page."""

@@ -319,7 +319,8 @@ def _certify(
         "confidence": setting.log_confidence / lam,
         "deviation": lam / (setting.eighth * m),
     }
-    confidence = math.log(2 * math.sqrt(m) / ((1 - MONTE_CARLO_SHARE) * setting.delta))
+    moment = 2 * math.sqrt(m) if m >= 8 else m + 1  # Maurer's constant is proved from 8 samples on
+    confidence = math.log(moment / ((1 - MONTE_CARLO_SHARE) * setting.delta))
     return Certificate(
         bound=sum(terms.values()),
         terms=terms,

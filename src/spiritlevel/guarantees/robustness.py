@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from spiritlevel.measures.evidence import Evidence
 from spiritlevel.measures.record import Needs
 from spiritlevel.problem import Problem
 from spiritlevel.result import write_whole
+
+if TYPE_CHECKING:
+    from spiritlevel.report.drawing import Drawing
 
 FORMAT = "spiritlevel-robustness-1"
 # How closely the second-order value has to agree to be said to hold.
@@ -107,6 +110,12 @@ class Robustness:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; a file that exists at `path` afterwards is whole."""
         write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
+
+    def drawing(self) -> Drawing:
+        """F against δ with its bound; `.figure` is a matplotlib figure, `.svg()` an element for a page."""
+        from spiritlevel.report.guarantees import robustness_curve
+
+        return robustness_curve(self)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page."""
@@ -336,7 +345,7 @@ class _Study:
             )
         if largest > bound + self.rounding:
             notes.append(
-                f"the largest rise found, {largest:.3g}, exceeds δ²/2·κ: terms beyond second order count at this δ"
+                f"the largest rise found exceeds δ²/2·κ, which bounds it at a critical point up to O(δ³): {largest:.3g}"
             )
         if math.isnan(noise):
             notes.append("noise injection is not available: the layer's features cannot be told apart sample by sample")

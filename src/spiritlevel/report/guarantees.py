@@ -33,6 +33,8 @@ from spiritlevel.report.page import render_page, report_page
 from spiritlevel.report.sections import Section
 
 _WIDTH = 4.7
+_MATRIX = 8  # measures whose agreement a terminal can show
+_RANKING = "flattest first (with the probability of coming after the one before)"
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
 # The terms of a bound, gathered into what can be told apart in a bar.
 _PARTS = {
@@ -98,7 +100,7 @@ def certificate_answer(certificate: Certificate) -> list[str]:
 def bound_terms(certificates: Mapping[str, Certificate], *, title: str = "What a bound is made of") -> Drawing:
     """A stacked bar for every certificate, a line at 1 from which on it says nothing, and the test errors as marks."""
     with style():
-        figure, axes = _figure(0.95 + 0.5 * len(certificates))
+        figure, axes = _figure(1.4 + 0.42 * len(certificates))
         for place, certificate in enumerate(certificates.values()):
             _stack(axes, place, certificate)
             if certificate.noisy_test_error is not None and certificate.test_error is not None:
@@ -109,6 +111,7 @@ def bound_terms(certificates: Mapping[str, Certificate], *, title: str = "What a
         names = [shortened(plain_text(name), 22) for name in certificates]
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.set_xlim(0, 1.12 * max([1.0, *(certificate.bound for certificate in certificates.values())]))
         axes.set_xlabel("error")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         _settle(figure)
@@ -329,19 +332,41 @@ def ranking_table(comparison: Comparison) -> RenderableType:
     """Every measure with its ranking, the flattest first, and how sure every step of it is; then what is decided."""
     table = _table()
     table.add_column("measure", overflow="fold")
-    table.add_column("flattest first, with the probability of every step", overflow="fold")
+    table.add_column(_RANKING, overflow="fold")
     for name in comparison.measures:
         table.add_row(Text(name, style="" if invariant(name) else "dim"), Text(_ranking_text(comparison, name)))
     lines: list[RenderableType] = [Text(f"• {line}") for line in map(plain_text, comparison.statements())]
     dim = "dimmed: measures that a rescaling of the weights can move at will"
-    return Group(*lines, Text(""), table, Text(dim, style="dim"))
+    return Group(*lines, Text(""), table, Text(dim, style="dim"), Text(""), *_agreement_lines(comparison))
+
+
+def _agreement_lines(comparison: Comparison) -> list[RenderableType]:
+    """Kendall's τ as a matrix where it fits, its extremes where not."""
+    tau = comparison.agreement()
+    if len(tau) <= _MATRIX:
+        table = _table()
+        table.add_column("Kendall's τ", overflow="fold")
+        for number, _ in enumerate(tau, start=1):
+            table.add_column(str(number), justify="right")
+        for number, (name, row) in enumerate(tau.items(), start=1):
+            cells = ("–" if math.isnan(value) else f"{value:.2f}".replace("-", "−") for value in row.values())
+            table.add_row(f"{number} {name}", *cells)
+        return [table]
+    pairs = [(tau[a][b], a, b) for a, b in combinations(tau, 2) if not math.isnan(tau[a][b])]
+    if not pairs:
+        return [Text("Kendall's τ between measures: none of them decides an order")]
+    low, high = min(pairs), max(pairs)
+    least = f"least {low[0]:.2f} ({low[1]}, {low[2]})".replace("-", "−")
+    return [
+        Text(f"Kendall's τ between measures: {least}, most {high[0]:.2f}; the matrix is in agreement() and on the page")
+    ]
 
 
 def _ranking_text(comparison: Comparison, name: str) -> str:
     order = comparison.ranking(name)
     text = plain_text(order[0])
     for before, after in pairwise(order):
-        text += f" < {_percent(comparison.probability(name, before, after))} {plain_text(after)}"
+        text += f", {plain_text(after)} ({_percent(comparison.probability(name, before, after))})"
     return text
 
 
@@ -368,7 +393,7 @@ def comparison_page(comparison: Comparison) -> str:
         "Who is flatter, and how sure that is",
         tuple(comparison.statements()),
         (),
-        (("Flattest first, with the probability of every step", Numbers(("measure", "ranking"), ranks)),
+        ((_RANKING.capitalize(), Numbers(("measure", "ranking"), ranks)),
          ("Probability that the first is flatter than the second", Numbers(columns, rows)),
          ("Kendall's τ between measures, undecided pairs as ties", agreement_numbers(comparison))),
     )  # fmt: skip
