@@ -78,6 +78,7 @@ class Lanczos:
         self._size = 0
         self.products = 0
         self._held = 0
+        self._coupling = 0.0
         self.result: Eigenpair | None = None
         norm = start.norm()
         if start.numel() == 0 or not bool(norm > 0):
@@ -93,6 +94,14 @@ class Lanczos:
         """All Ritz values of the present basis, ascending: the k-th largest is a lower bound of the k-th eigenvalue."""
         values: Tensor = torch.linalg.eigvalsh(self._matrix)
         return values
+
+    def quadrature(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ritz values, ascending, with the squares of their vectors' overlaps with the start, and their residuals.
+
+        Before the first restart the squares are the weights of Gauss quadrature for the start's spectral measure.
+        """
+        values, vectors = torch.linalg.eigh(self._matrix)
+        return values, vectors[0].square(), vectors[-1].abs() * self._coupling
 
     def advance(self, product: Tensor) -> None:
         """Take A times `request`; afterwards either `done` or a new `request`."""
@@ -114,7 +123,8 @@ class Lanczos:
         scale = float(values.abs().max())
         rounding = 4 * torch.finfo(product.dtype).eps * scale
         exhausted = beta <= 4 * rounding or size >= product.numel()
-        self._judge(values, vectors, 0.0 if exhausted else beta, rounding, exhausted)
+        self._coupling = 0.0 if exhausted else beta
+        self._judge(values, vectors, self._coupling, rounding, exhausted)
         if self.done:
             return
         if size + 1 >= self._limit:

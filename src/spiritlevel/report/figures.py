@@ -45,10 +45,10 @@ def layer_profile(
     What is zero or negative has no place on that scale and is marked on the line `≤ 0` below it.
     """
     layers = list(dict.fromkeys(layer for profile in series.values() for layer in profile))
-    scale = _LogScale.of(value for profile in series.values() for value in profile.values())
+    scale = LogScale.of(value for profile in series.values() for value in profile.values())
     with style():
         rows_below = math.ceil(len(series) / _legend_columns(series)) if len(series) > 1 else 0
-        figure, axes = _figure(axes, height=2.4 + 0.18 * rows_below)
+        figure, axes = axes_of(axes, height=2.4 + 0.18 * rows_below)
         for index, (name, profile) in enumerate(series.items()):
             places = [i for i, layer in enumerate(layers) if not math.isnan(profile.get(layer, math.nan))]
             values = [profile[layers[i]] for i in places]
@@ -57,10 +57,10 @@ def layer_profile(
         scale.apply(axes.yaxis, axes)
         _layer_ticks(axes, layers)
         axes.set_ylabel(shortened(plain_text(label), 34))
-        _legend(axes, len(series))
+        legend(axes, len(series))
     rows = tuple((layer, *_row(series, layer)) for layer in layers)
     table = Numbers(("layer", *map(plain_text, series)), rows)
-    return _finished(figure, table, plain_text(title), _profile_words(series, len(layers)))
+    return finished(figure, table, plain_text(title), _profile_words(series, len(layers)))
 
 
 def neuron_distribution(
@@ -79,9 +79,9 @@ def neuron_distribution(
     strips = {layer: _Strip.of(values) for layer, values in neurons.items()}
     shown = [*(limits or ()), *(v for strip in strips.values() for v in strip.alive)]
     lowest = max(shown, default=1.0) / 10**_DECADES
-    scale = _LogScale.of((max(value, lowest) for value in shown), floor=True)
+    scale = LogScale.of((max(value, lowest) for value in shown), floor=True)
     with style():
-        figure, axes = _figure(axes, height=2.7)
+        figure, axes = axes_of(axes, height=2.7)
         _draw_strips(axes, list(strips.values()), scale)
         scale.apply(axes.yaxis, axes)
         _layer_ticks(axes, list(neurons))
@@ -104,7 +104,7 @@ def neuron_distribution(
         f"{dead} of {total} neurons are dead: exactly zero, marked by crosses below the scale."
         f"{_smaller(strips.values(), lowest)}"
     )
-    return _finished(figure, Numbers(columns, rows), plain_text(title), words)
+    return finished(figure, Numbers(columns, rows), plain_text(title), words)
 
 
 def ratio_comparison(
@@ -125,22 +125,22 @@ def ratio_comparison(
     rows = [(heading, measure, models) for heading, group in groups.items() for measure, models in group.items()]
     names = list(dict.fromkeys(model for _, _, models in rows for model in models))
     ratios = [ratio for _, _, models in rows for ratio, _ in models.values()]
-    scale = _LogScale.of([1.0, *ratios])
+    scale = LogScale.of([1.0, *ratios])
     with style():
-        figure, axes = _figure(axes, height=0.95 + 0.23 * (len(rows) + len(groups)))
+        figure, axes = axes_of(axes, height=0.95 + 0.23 * (len(rows) + len(groups)))
         depth = _ratio_rows(axes, groups, names)
         scale.apply(axes.xaxis, axes)
         axes.axvline(1.0, color=INK, linewidth=0.8)
         axes.set_ylim(depth - 0.4, -0.6)
         axes.set_xlabel(f"ratio to {shortened(plain_text(reference), 30)}")
-        _legend(axes, len(names), always=True)
+        legend(axes, len(names), always=True)
     cells = tuple(
         (heading, measure, model, ratio, error)
         for heading, measure, models in rows
         for model, (ratio, error) in models.items()
     )
     table = Numbers(("kind", "measure", "model", f"ratio to {plain_text(reference)}", "± error"), cells)
-    return _finished(figure, table, plain_text(title), _ratio_words(groups, reference))
+    return finished(figure, table, plain_text(title), _ratio_words(groups, reference))
 
 
 def convergence(
@@ -154,27 +154,27 @@ def convergence(
     values = [value for history in histories.values() for value in history]
     wide = bool(values) and min(values) > 0 and max(values) > 10 * min(values)
     with style():
-        figure, axes = _figure(axes, height=2.5)
+        figure, axes = axes_of(axes, height=2.5)
         for index, (name, history) in enumerate(histories.items()):
             steps = range(1, len(history) + 1)
             every = max(1, len(history) // 12)
-            axes.plot(steps, history, **_look(index), markevery=every, label=shortened(plain_text(name), 28))
+            axes.plot(steps, history, **look_of(index), markevery=every, label=shortened(plain_text(name), 28))
         if wide:
-            _LogScale.of(values).apply(axes.yaxis, axes)
+            LogScale.of(values).apply(axes.yaxis, axes)
         axes.set_xlabel("iteration")
         axes.set_ylabel(shortened(plain_text(label), 34))
         axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
-        _legend(axes, len(histories))
+        legend(axes, len(histories))
     length = max(map(len, histories.values()), default=0)
     rows = tuple((k + 1, *(h[k] if k < len(h) else math.nan for h in histories.values())) for k in range(length))
     ends = "; ".join(f"{plain_text(n)}: {len(h)} iterations, from {significant(h[0])} to {significant(h[-1])}"
                      for n, h in histories.items() if h)  # fmt: skip
     words = f"Estimates against the number of iterations. {ends}."
-    return _finished(figure, Numbers(("iteration", *map(plain_text, histories)), rows), plain_text(title), words)
+    return finished(figure, Numbers(("iteration", *map(plain_text, histories)), rows), plain_text(title), words)
 
 
 @dataclass(frozen=True)
-class _LogScale:
+class LogScale:
     """A logarithmic axis from `low` to `high`, with a line at `floor` for what is not positive, where there is any."""
 
     low: float
@@ -182,7 +182,7 @@ class _LogScale:
     floor: float | None
 
     @classmethod
-    def of(cls, values: Iterable[float], floor: bool = False) -> _LogScale:
+    def of(cls, values: Iterable[float], floor: bool = False) -> LogScale:
         finite = [float(v) for v in values if math.isfinite(v)]
         positive = [value for value in finite if value > 0] or [1.0]
         low, high = min(positive), max(positive)
@@ -263,7 +263,7 @@ def _smaller(strips: Iterable[_Strip], lowest: float) -> str:
     return f" {count} are smaller than the scale and stand at its lower edge." if count else ""
 
 
-def _draw_strips(axes: Axes, strips: Sequence[_Strip], scale: _LogScale) -> None:
+def _draw_strips(axes: Axes, strips: Sequence[_Strip], scale: LogScale) -> None:
     """Dots, boxes and medians of every layer, and crosses for what is not positive, each kind in one stroke."""
     most = min(_DOTS, _ALL_DOTS // max(len(strips), 1))
     dots = [(place, i, y) for place, strip in enumerate(strips) for i, y in enumerate(strip.dots(most))]
@@ -289,26 +289,31 @@ def _draw_strips(axes: Axes, strips: Sequence[_Strip], scale: _LogScale) -> None
         axes.annotate(words, (place, floor), (6, -3), textcoords="offset points", fontsize=8)
 
 
-def _figure(axes: Axes | None, height: float) -> tuple[Figure, Axes]:
+class OwnFigure(Figure):
+    """A figure that was made here: its layout and its legend are ours to settle; those of a user are not."""
+
+
+def axes_of(axes: Axes | None, height: float, projection: str | None = None) -> tuple[Figure, Axes]:
+    """The user's axes with their figure, or new ones."""
     if axes is None:
-        new = Figure(figsize=(_WIDTH, height), layout="constrained")
-        return new, new.add_subplot()
+        new = OwnFigure(figsize=(_WIDTH, height), layout="constrained")
+        return new, new.add_subplot(projection=projection)
     figure = axes.get_figure(root=True)
     if figure is None:
         raise ValueError("the axes belong to no figure; pass axes of a figure")
     return figure, axes
 
 
-def _finished(figure: Figure, table: Numbers, title: str, description: str) -> Drawing:
+def finished(figure: Figure, table: Numbers, title: str, description: str) -> Drawing:
     """The drawing, its layout settled once, so that drawing it again gives the same bytes."""
-    if figure.get_layout_engine() is not None:
+    if isinstance(figure, OwnFigure) and figure.get_layout_engine() is not None:
         with style():
             figure.draw_without_rendering()
         figure.set_layout_engine("none")
     return Drawing(figure, table, title, description)
 
 
-def _look(index: int) -> dict[str, Any]:
+def look_of(index: int) -> dict[str, Any]:
     """Colour, marker and dash of a series; later ones are finer, so that lines that coincide all stay visible."""
     look = index % len(MARKERS)
     fine = 0.72 ** min(index, 4)
@@ -317,11 +322,11 @@ def _look(index: int) -> dict[str, Any]:
 
 
 def _line(
-    axes: Axes, index: int, name: str, places: list[int], values: list[float], spread: list[float], scale: _LogScale
+    axes: Axes, index: int, name: str, places: list[int], values: list[float], spread: list[float], scale: LogScale
 ) -> None:
     heights = [scale.place(value) for value in values]
     every = math.ceil(max(len(places), 1) / _MARKERS)
-    axes.plot(places, heights, **_look(index), markevery=every, label=shortened(plain_text(name), 28))
+    axes.plot(places, heights, **look_of(index), markevery=every, label=shortened(plain_text(name), 28))
     barred = [k for k, error in enumerate(spread) if error > 0 and values[k] > 0 and math.isfinite(error)]
     if barred:
         below = [min(spread[k], values[k] * 0.9) for k in barred]
@@ -351,10 +356,14 @@ def _legend_columns(labels: Iterable[str]) -> int:
     return max(1, int(72 * _WIDTH // (44 + 4.6 * max(map(len, labels), default=0))))
 
 
-def _legend(axes: Axes, count: int, always: bool = False) -> None:
+def legend(axes: Axes, count: int, always: bool = False) -> None:
+    """Names of the series below the picture, or within the axes where they are a user's; none for a single one."""
     if count > 1 or always:
         handles, labels = axes.get_legend_handles_labels()
         columns = _legend_columns(labels)
+        if not isinstance(axes.get_figure(root=True), OwnFigure):
+            axes.legend(handles, labels, handlelength=3.0)
+            return
         axes.figure.legend(handles, labels, loc="outside lower center", ncols=min(count, columns), handlelength=3.0)
 
 
@@ -382,7 +391,7 @@ def _ratio_rows(axes: Axes, groups: Ratios, names: Sequence[str]) -> int:
 
 
 def _dot(axes: Axes, index: int, label: str | None, depth: int, ratio: float, error: float) -> None:
-    look = _look(index + 1)
+    look = look_of(index + 1)
     spread = error if math.isfinite(error) else 0.0
     bars = [[min(spread, 0.9 * ratio)], [spread]]
     axes.errorbar([ratio], [depth], xerr=bars, fmt="none", color=look["color"], capsize=3, linewidth=1)

@@ -1,0 +1,138 @@
+"""The density of eigenvalues by stochastic Lanczos quadrature, for any symmetric operator that comes as products.
+
+A random probe v sees the spectral measure Σ_i (u_iᵀv)² δ(λ − λ_i)/‖v‖², whose mean over probes is the density. After k
+products Lanczos holds its Gauss quadrature: k nodes and weights that give the first 2k moments exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spiritlevel.curvature.krylov import BASIS_BUDGET
+from spiritlevel.curvature.lanczos import Lanczos
+
+Products = Callable[[list[Tensor]], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """One probe's view of a spectrum.
+
+    Attributes:
+        nodes: Ritz values, ascending.
+        weights: The share of the probe on each; they add up to one.
+        residuals: ‖Au − θu‖ of each: an eigenvalue lies at least that near.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+    residuals: Tensor
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The k-th eigenvalue from one end: λ is at least (from the lower end at most) `value`.
+
+    `residual` says how far the nearest eigenvalue can be; `converged`, that it is within the tolerance asked for.
+    """
+
+    value: float
+    residual: float
+    converged: bool
+
+
+def quadratures(
+    products: Products, like: Tensor, size: int, *, probes: int, steps: int, generator: torch.Generator
+) -> list[Quadrature]:
+    """The quadratures of `probes` random sign vectors after `steps` products each, as many at once as memory allows.
+
+    products: Images of several vectors under the operator, in one pass. like: Dtype and device. size: Dimension n.
+    """
+    steps = max(2, min(steps, size, fitting(like, size) - 2))
+    together = max(1, fitting(like, size) // (steps + 2))
+    found: list[Quadrature] = []
+    while len(found) < probes:
+        processes = [process(_signs(like, size, generator), steps) for _ in range(min(together, probes - len(found)))]
+        while active := [each for each in processes if not each.done]:
+            for each, image in zip(active, products([each.request for each in active]), strict=True):
+                each.advance(image)
+        found += [Quadrature(*each.quadrature()) for each in processes]
+    return found
+
+
+def extremes(
+    products: Products,
+    like: Tensor,
+    size: int,
+    *,
+    count: int,
+    tolerance: float,
+    most_products: int,
+    generator: torch.Generator,
+) -> tuple[list[Extreme], list[Extreme]]:
+    """The `count` largest eigenvalues, falling, and the `count` smallest, rising.
+
+    Every Ritz value counted from an end lies within that of the eigenvalue with the same number (Cauchy), so that what
+    is found errs to one side only. One start sees an eigenvalue once, however often it occurs: its copies are missed.
+    Relative to the largest magnitude, so that eigenvalues at zero can converge.
+    """
+    count = min(count, size)
+    most = max(2, min(most_products, fitting(like, size) - 2))
+    search = process(torch.randn(size, generator=generator, dtype=torch.float64).to(like), most)
+    while not search.done:
+        search.advance(products([search.request])[0])
+        if search.products >= 3 * count and search.products % 5 == 0 and _settled(search, count, tolerance):
+            break
+    nodes, _, residuals = search.quadrature()
+    target = tolerance * float(nodes.abs().max())
+    pairs = [
+        Extreme(value, residual, residual <= target)
+        for value, residual in zip(nodes.tolist(), residuals.tolist(), strict=True)
+    ]
+    return pairs[::-1][:count], pairs[:count]
+
+
+def _settled(search: Lanczos, count: int, tolerance: float) -> bool:
+    nodes, _, residuals = search.quadrature()
+    ends = torch.cat([residuals[:count], residuals[-count:]])
+    return bool(ends.max() <= tolerance * nodes.abs().max())
+
+
+def process(start: Tensor, steps: int) -> Lanczos:
+    """A process that takes exactly `steps` products unless it has seen the whole space before, and never restarts."""
+    return Lanczos(start, tolerance=0.0, most_products=steps, most_vectors=steps + 2, fewest_products=steps)
+
+
+def fitting(like: Tensor, size: int) -> int:
+    """How many basis vectors the memory budget allows."""
+    return max(8, int(BASIS_BUDGET // max(1, size * like.element_size())))
+
+
+def _signs(like: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """±1 with equal chance: vvᵀ has mean I and every entry of its diagonal is 1, so that a diagonal costs no noise."""
+    return (2 * torch.randint(0, 2, (size,), generator=generator) - 1).to(like)
+
+
+def smoothed(quadrature: Quadrature, points: Tensor, width: float) -> Tensor:
+    """The quadrature as a density at `points`: a Gaussian of standard deviation `width` on every node."""
+    offsets = (points[:, None].double() - quadrature.nodes[None]) / width
+    kernel = torch.exp(-0.5 * offsets.square()) / (width * math.sqrt(2 * math.pi))
+    return kernel @ quadrature.weights
+
+
+def moment(quadrature: Quadrature, order: int) -> float:
+    """Σ weight·node^order: vᵀA^order v/‖v‖², exact for orders below twice the number of products."""
+    return float((quadrature.weights * quadrature.nodes**order).sum())
+
+
+def mean_and_error(values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The mean over probes and its standard error; infinite for a single probe, of which nothing is known."""
+    stacked = torch.stack(list(values))
+    if len(values) < 2:
+        return stacked[0], torch.full_like(stacked[0], math.inf)
+    return stacked.mean(0), stacked.std(0) / math.sqrt(len(values))
