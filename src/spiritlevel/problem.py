@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves
 
+from spiritlevel import checks
 from spiritlevel.batches import Batch, Data
-from spiritlevel.errors import NondeterministicError, SpiritLevelError
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss, resolve_loss
+from spiritlevel.quiet import undisturbed
 from spiritlevel.rewrites import PlainDerivatives
 
 Parameters = dict[str, Tensor]
@@ -94,22 +91,23 @@ class Problem:
         self.work = Work()
         self.model = model
         self.loss_function = resolve_loss(loss)
-        with _undisturbed(model):  # a loader draws a seed from the global generator at every pass
+        with undisturbed(model):  # a loader draws a seed from the global generator at every pass
             self.data = data if isinstance(data, Data) else Data(data, fix=fix_data)
         if self.data.first.targets is None and not self.loss_function.whole_batch:
             self.loss_function = _for_dict_batches(self.loss_function)
         self._whole = _Whole(model, self.loss_function.mean) if self.loss_function.whole_batch else None
-        self.parameters, self._fixed = self._collect(parameters, dtype)
+        self.parameters, self.fixed = self._collect(parameters, dtype)
         reference = next(iter(self.parameters.values()))
         self.dtype, self.device = reference.dtype, reference.device
         self._cast_inputs = dtype is not None or any("upcast" in note for note in self.notes)
-        self._buffers_change = self._inputs_change = False
+        self.buffers_change = self.inputs_change = False
         self.chunk_size = 1
         self._plain: contextlib.AbstractContextManager[Any] = PlainDerivatives()
         with self.undisturbed():
-            self._check_model()
+            checks.check_model(self)
             self._settle_rewrites()
             self.chunk_size = self._choose_chunk_size()
+            checks.check_gradient(self)
             self._counts = self._batch_counts()
         self.samples = self.data.samples
         self.total_count = sum(self._counts)
@@ -143,7 +141,7 @@ class Problem:
         """What the network computes from the inputs of a batch."""
         if self._whole is not None:
             raise SpiritLevelError("this problem's loss calls the model itself; there are no outputs to look at")
-        if self._inputs_change:
+        if self.inputs_change:
             batch = batch.map(Tensor.clone)
         args, kwargs = _arguments(batch.inputs)
         with self._plain:
@@ -152,7 +150,7 @@ class Problem:
     def chunk_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss over one chunk, differentiable in `parameters`."""
         if self._whole is not None:
-            return self._whole_loss(parameters, batch)[0]
+            return self.whole_loss(parameters, batch)[0]
         value: Tensor = self.loss_function.mean(self.outputs(parameters, batch), batch.targets)
         return value
 
@@ -184,20 +182,25 @@ class Problem:
     @contextlib.contextmanager
     def in_double_precision(self) -> Iterator[Callable[[Batch], Batch]]:
         """Frozen tensors and buffers in float64 inside; yields the function that makes a batch fit."""
-        fixed = self._fixed
-        self._fixed = {name: _as_precision(tensor, torch.float64) for name, tensor in fixed.items()}
+        fixed = self.fixed
+        self.fixed = {name: _as_precision(tensor, torch.float64) for name, tensor in fixed.items()}
         try:
             yield lambda batch: batch.map(lambda leaf: _as_precision(leaf, torch.float64))
         finally:
-            self._fixed = fixed
+            self.fixed = fixed
 
     def leaves(self, parameters: Mapping[str, Tensor] | None = None) -> Parameters:
         """Handles on the parameters that record gradients; the data behind them is shared, `.grad` is not."""
         return {name: tensor.detach().requires_grad_() for name, tensor in (parameters or self.parameters).items()}
 
+    @property
+    def whole(self) -> bool:
+        """Whether the loss calls the model itself, batch by batch."""
+        return self._whole is not None
+
     def undisturbed(self) -> contextlib.AbstractContextManager[None]:
         """Eval mode inside; the caller's mode and random state back on the way out, whatever happens."""
-        return _undisturbed(self.model)
+        return undisturbed(self.model)
 
     def _unwrapped(self, model: Any) -> nn.Module:
         """The module beneath torch.compile, a data-parallel wrapper or an exported program: second derivatives and
@@ -230,11 +233,11 @@ class Problem:
             )
         tensors = {**named, **dict(self.model.named_buffers())}
         for name, tensor in tensors.items():
-            _check_kind(name, tensor)
+            checks.check_kind(name, tensor)
         precision = dtype or self._precision(tensors.values())
         moved = {name: _as_precision(tensor.detach(), precision) for name, tensor in tensors.items()}
         for name, tensor in moved.items():
-            _check_finite(name, tensor)
+            checks.check_finite(name, tensor)
         free = {name: moved[name] for name in named if name in chosen and named[name].requires_grad}
         buffers = {name: moved[name].clone() for name in dict(self.model.named_buffers())}
         return free, {**{name: moved[name] for name in named if name not in free}, **buffers}
@@ -252,8 +255,8 @@ class Problem:
         return precision
 
     def _tensors(self, parameters: Mapping[str, Tensor]) -> Parameters:
-        fixed = self._fixed
-        if self._buffers_change:
+        fixed = self.fixed
+        if self.buffers_change:
             fixed = {name: tensor.clone() for name, tensor in fixed.items()}
         return {**fixed, **parameters}
 
@@ -264,48 +267,7 @@ class Problem:
 
         return batch.map(place)
 
-    # --- checking ------------------------------------------------------------------------------------------------
-
-    def _check_model(self) -> None:
-        """One small batch through the network, several times: finite, deterministic, sample by sample, a mean."""
-        batch = self.first_chunk()
-        if self._whole is not None:
-            self._check_whole_loss(batch)
-            return
-        batch = batch[:8].map(Tensor.clone)
-        kept = {name: tensor.clone() for name, tensor in self._fixed.items()}
-        with torch.no_grad():
-            outputs = self._first_outputs(batch)
-            if any(not torch.equal(tensor, kept[name]) for name, tensor in self._fixed.items()):
-                self._fixed, self._buffers_change = kept, True
-                self.notes.append("the model changes its own buffers when it runs; they are reset before every call")
-            _check_outputs(outputs)
-            self._check_deterministic(outputs, batch)
-            self._check_loss(outputs, batch)
-
-    def _first_outputs(self, batch: Batch) -> Any:
-        """The first call of the model; one that fails or writes into its inputs is told apart from one that is random."""
-        given = batch.map(Tensor.clone)
-        try:
-            outputs = self.outputs(self.parameters, given)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise SpiritLevelError(
-                f"the model cannot be called on the first batch{self._mismatch(batch)}: {error}"
-            ) from error
-        pairs = zip(tree_leaves(given.inputs), tree_leaves(batch.inputs), strict=True)
-        if any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in pairs):
-            self._inputs_change = True
-            self.notes.append("the model changes its inputs in place; it is given copies")
-        return outputs
-
-    def _mismatch(self, batch: Batch) -> str:
-        kinds = {
-            leaf.dtype for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()
-        }
-        if not kinds - {self.dtype}:
-            return ""
-        name = str(self.dtype).removeprefix("torch.")
-        return f" (inputs of {', '.join(map(str, kinds))}, parameters of {self.dtype}: convert one, or pass dtype=torch.{name})"
+    # --- one batch -----------------------------------------------------------------------------------------------
 
     def _settle_rewrites(self) -> None:
         """Say what was rewritten; where nothing was, the network runs without looking for it from now on."""
@@ -316,93 +278,7 @@ class Problem:
         else:
             self._plain = contextlib.nullcontext()
 
-    def _check_deterministic(self, outputs: Any, batch: Batch) -> None:
-        if not _agree(outputs, self.outputs(self.parameters, batch)):
-            raise NondeterministicError(
-                "the network gives different outputs for the same inputs in eval mode. Likely cause: "
-                f"{self._random_modules()}. Pass training=self.training to functional dropout, and draw no random "
-                "numbers in forward when the module is in eval mode"
-            )
-        half = (len(batch) + 1) // 2
-        part = self.outputs(self.parameters, batch[:half])
-        if half < len(batch) and not _agree(_first(outputs, half, len(batch)), part, tolerance=1e-3):
-            raise NondeterministicError(
-                "a sample's output depends on the other samples of its batch, so the loss is not a mean over samples. "
-                f"Likely cause: {self._normalizing_modules()}. Use running statistics (track_running_stats=True) in eval "
-                "mode, or pass a loss of the form (model, batch) -> (mean, count), which keeps your batches as they are"
-            )
-
-    def _random_modules(self) -> str:
-        names = [name for name, module in self.model.named_modules() if "drop" in type(module).__name__.lower()]
-        return f"dropout that ignores eval mode ({', '.join(names[:3])})" if names else "dropout or noise in forward"
-
-    def _normalizing_modules(self) -> str:
-        names = [
-            name
-            for name, module in self.model.named_modules()
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
-        ]
-        where = f" ({', '.join(names[:3])})" if names else ""
-        return f"batch normalization with the statistics of the batch, as in train mode{where}"
-
-    def _check_loss(self, outputs: Any, batch: Batch) -> None:
-        loss, targets = self.loss_function, batch.targets
-        if loss.check is not None:
-            loss.check(outputs, targets, 0)
-            self._check_all_targets(outputs)
-        if loss.check_outputs is not None:
-            loss.check_outputs(outputs, 0)
-        with torch.enable_grad():
-            leaf = outputs.detach().requires_grad_() if isinstance(outputs, Tensor) else None
-            value = loss.mean(outputs if leaf is None else leaf, targets)
-        _check_scalar(value)
-        if leaf is not None and not value.requires_grad:
-            raise SpiritLevelError(
-                f"the loss {loss.name!r} does not depend on the outputs: it returned a constant, or left torch on the way "
-                "(detach, item, numpy)"
-            )
-        value = value.detach()
-        half = (len(batch) + 1) // 2
-        if loss.check is None and half < len(batch):
-            parts = [self.chunk_loss(self.parameters, part) for part in (batch[:half], batch[half:])]
-            mean = (half * parts[0] + (len(batch) - half) * parts[1]) / len(batch)
-            if not torch.allclose(mean, value, rtol=1e-3, atol=1e-6 * float(value.abs() + 1)):
-                raise SpiritLevelError(
-                    f"the loss {loss.name!r} is not a mean over samples: {float(value):.6g} on {len(batch)} samples, but "
-                    f"its two halves average to {float(mean):.6g}. Return the mean over the batch (not the sum), or pass "
-                    "a loss of the form (model, batch) -> (mean, count), which is weighted by its own count"
-                )
-
-    def _check_all_targets(self, outputs: Any) -> None:
-        """Labels are checked against the number of outputs on all the data, before any work is done."""
-        check, first = self.loss_function.check, 0
-        if check is None or not isinstance(outputs, Tensor):
-            return
-        for batch in self.data:
-            if batch.targets is not None:
-                check(outputs[:1].expand(len(batch), *outputs.shape[1:]), batch.targets.to(outputs.device), first)
-                first += len(batch)
-
-    def refuse_nonfinite_loss(self) -> None:
-        """Look for the sample on which the loss is NaN or infinite, and raise with its number; quiet where none is."""
-        first, check = 0, self.loss_function.check_outputs
-        with self.undisturbed(), torch.no_grad():
-            for chunk, _ in self.chunks():
-                if check is not None:
-                    check(self.outputs(self.parameters, chunk), first)
-                if self._whole is not None or not bool(torch.isfinite(self.chunk_loss(self.parameters, chunk))):
-                    self._point_out(chunk, first)
-                first += len(chunk)
-
-    def _point_out(self, chunk: Batch, first: int) -> None:
-        parts = [chunk] if self._whole is not None else [chunk[n : n + 1] for n in range(len(chunk))]
-        for n, part in enumerate(parts):
-            value = float(self.chunk_loss(self.parameters, part))
-            if not math.isfinite(value):
-                where = "of the batch that starts at sample" if self._whole is not None else "of sample"
-                raise SpiritLevelError(f"the loss {where} {first + n} is {value}: every sample needs a finite loss")
-
-    def _whole_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, float]:
+    def whole_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, float]:
         assert self._whole is not None
         content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
         tensors = {f"model.{name}": tensor for name, tensor in self._tensors(parameters).items()}
@@ -415,16 +291,6 @@ class Problem:
             )
         return result[0], float(result[1])
 
-    def _check_whole_loss(self, batch: Batch) -> None:
-        with torch.no_grad():
-            first, second = (self._whole_loss(self.parameters, batch)[0] for _ in range(2))
-        _check_scalar(first)
-        if not torch.allclose(first, second, rtol=1e-5, atol=0):
-            raise NondeterministicError(
-                f"the loss gives {float(first):.8g} and then {float(second):.8g} for the same batch in eval mode. Likely "
-                f"cause: {self._random_modules()}"
-            )
-
     def _count(self, batch: Batch) -> float:
         return float(self.loss_function.count(batch.targets))
 
@@ -433,7 +299,7 @@ class Problem:
         if self._whole is None:
             return [self._count(batch) for batch in self.data]
         with self.undisturbed(), torch.no_grad():
-            return [self._whole_loss(self.parameters, self._placed(batch))[1] for batch in self.data]
+            return [self.whole_loss(self.parameters, self._placed(batch))[1] for batch in self.data]
 
     def _choose_chunk_size(self) -> int:
         """As many samples as keep one chunk's activations within `CHUNK_BYTES`."""
@@ -447,28 +313,10 @@ class Problem:
         return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // per_sample))
 
     def known_storages(self) -> set[int]:
-        return {tensor.untyped_storage().data_ptr() for tensor in (*self.parameters.values(), *self._fixed.values())}
+        return {tensor.untyped_storage().data_ptr() for tensor in (*self.parameters.values(), *self.fixed.values())}
 
 
 # --- what the methods above lean on --------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.device.type == "cuda"})
-    # The fused attention kernels have no second derivative.
-    with torch.inference_mode(False), torch.random.fork_rng(devices=devices), sdpa_kernel(SDPBackend.MATH):
-        try:
-            for module, _ in modes:
-                module.training = False
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
-            random.setstate(state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def gradients_of(value: Tensor, leaves: list[Tensor], *, create_graph: bool = False) -> list[Tensor]:
@@ -531,50 +379,3 @@ def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
 
 def _as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
     return tensor.to(precision) if tensor.is_floating_point() else tensor
-
-
-def _check_kind(name: str, tensor: Tensor) -> None:
-    if tensor.is_complex():
-        raise SpiritLevelError(f"parameter {name!r} is complex; flatness is defined here for real parameters only")
-    if torch.nn.parameter.is_lazy(tensor):
-        raise SpiritLevelError(f"parameter {name!r} is not initialized: run the model once before measuring")
-
-
-def _check_finite(name: str, tensor: Tensor) -> None:
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise SpiritLevelError(f"{name!r} contains NaN or infinity ({int((~torch.isfinite(tensor)).sum())} entries)")
-
-
-def _check_outputs(outputs: Any) -> None:
-    for leaf in tree_leaves(outputs):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            raise SpiritLevelError("the network's outputs contain NaN or infinity on finite inputs")
-
-
-def _check_scalar(value: Any) -> None:
-    if not isinstance(value, Tensor):
-        raise SpiritLevelError(f"the loss must return a tensor, got {type(value).__name__}")
-    if value.dim() != 0:
-        raise SpiritLevelError(
-            f"loss returned a tensor of shape {tuple(value.shape)}; `measure` needs the mean over the batch: "
-            "return `loss.mean()`"
-        )
-    if not bool(torch.isfinite(value)):
-        raise SpiritLevelError(f"the loss is {float(value)} on the first batch")
-
-
-def _agree(first: Any, second: Any, tolerance: float = 1e-5) -> bool:
-    pairs = zip(tree_leaves(first), tree_leaves(second), strict=False)
-    return all(
-        a.shape == b.shape
-        and torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(a.abs().max() if a.numel() else 0))
-        for a, b in pairs
-        if isinstance(a, Tensor) and a.is_floating_point()
-    )
-
-
-def _first(outputs: Any, count: int, of: int) -> list[Any]:
-    return [
-        leaf[:count] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == of else leaf
-        for leaf in tree_leaves(outputs)
-    ]

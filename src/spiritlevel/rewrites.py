@@ -33,14 +33,13 @@ class PlainDerivatives(TorchFunctionMode):
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    return torch.div(F.relu6(input + 3), 6)
+    result: Tensor = F.relu6(input + 3) / 6
+    return result
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    if dim == -1:
-        return v * (g / v.norm())
-    others = [d for d in range(v.dim()) if d != dim % v.dim()]
-    return v * (g / v.square().sum(others, keepdim=True).sqrt())
+    others = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
+    return v * (g / v.square().sum(others, keepdim=dim != -1).sqrt())
 
 
 def _embedding_bag(

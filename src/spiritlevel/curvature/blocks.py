@@ -19,7 +19,7 @@ from spiritlevel.losses import output_factor
 from spiritlevel.problem import Problem
 
 # What δ of all layers and chunks may take between products.
-DELTA_BUDGET = 1 << 30
+DELTA_BUDGET = 512 << 20
 
 
 @dataclass

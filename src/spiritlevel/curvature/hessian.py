@@ -22,8 +22,8 @@ from spiritlevel.problem import Parameters, Problem, counting_saved_bytes, gradi
 Method = Literal["kept graph", "jvp of the gradient", "central differences"]
 Objective = Callable[[Problem, Parameters, Batch], Tensor]
 
-# The graphs of gradients that are kept between products, all chunks together.
-GRAPH_BUDGET = 1 << 30
+# The graphs of gradients that are kept between products, all chunks together, with their gradients.
+GRAPH_BUDGET = 512 << 20
 
 
 def loss_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
@@ -115,6 +115,10 @@ class HessianProducts:
         self.problem.work.add(passes=share, products=share * len(vectors))
         return found
 
+    def release(self) -> None:
+        """Let go of the kept graphs; the next product builds them again."""
+        self._kept, self._prepared = [], False
+
     def has_part(self) -> bool:
         """Whether a tenth of the data is kept; builds the graphs if that has not happened yet."""
         if self.method == "kept graph" and not self._prepared:
@@ -198,7 +202,7 @@ class HessianProducts:
         for chunk, weight in self.problem.chunks(self._chunk_size):
             with counting_saved_bytes(self.problem.known_storages()) as saved:
                 kept = self._graph(chunk, weight)
-            spent += saved.bytes
+            spent += saved.bytes + self.flat.size * self.problem.parameters_like().element_size()
             if spent <= self._budget and len(self._kept) == count:
                 self._kept.append(kept)
             gradient.add_(self.flat.join([part.detach() for part in kept.gradient]), alpha=weight)

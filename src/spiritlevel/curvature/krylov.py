@@ -14,7 +14,7 @@ from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.lanczos import FEWEST, Eigenpair, End, Lanczos, eigenpair
 
 # Krylov vectors of one process; beyond this it restarts instead of growing.
-BASIS_BUDGET = 1 << 30
+BASIS_BUDGET = 512 << 20
 # A start from part of the data: how well its vectors are known, and how many products over all data it needs at least.
 PART_TOLERANCE, FEWEST_AFTER_PART = 1e-4, 4
 # How much of the further Ritz vectors and of the random start stays in it, so that no eigenvector is shut out.

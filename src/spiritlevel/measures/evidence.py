@@ -214,6 +214,8 @@ class Evidence:
         }
         found: dict[str, Eigenpair] = {}
         if exact:
+            if "products" in self.__dict__:
+                self.products.release()  # one budget at a time: these blocks keep deltas instead of graphs
             blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact)
             part = blocks.on_part if blocks.has_part() else None
             found |= block_eigenpairs(blocks, part, shapes, {name: start[name] for name in exact}, self.tolerance)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from spiritlevel._version import __version__
+from spiritlevel.checks import refuse_nonfinite_loss
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss
 from spiritlevel.measures import resolve_measures
@@ -76,10 +77,10 @@ def measure(
                     values[_free_label(each, values)] = each.compute(each, evidence)
                 loss_value = evidence.loss
         except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-            problem.refuse_nonfinite_loss()  # says where, if that is why
+            refuse_nonfinite_loss(problem)  # says where, if that is why
             raise
         if not math.isfinite(loss_value):
-            problem.refuse_nonfinite_loss()
+            refuse_nonfinite_loss(problem)
     cost = Cost(
         problem.work.passes,
         problem.work.products,

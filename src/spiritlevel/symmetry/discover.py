@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from spiritlevel.errors import TracingError
 from spiritlevel.symmetry import rules_elementwise, rules_linear
-from spiritlevel.symmetry.quiet import as_call, undisturbed
+from spiritlevel.symmetry.quiet import as_call, untouched
 from spiritlevel.symmetry.scales import Leaf
 from spiritlevel.symmetry.symmetries import Symmetries, TensorScale
 from spiritlevel.symmetry.trace import Recorder, record
@@ -35,7 +35,7 @@ def find_symmetries(model: nn.Module, example_input: Any) -> Symmetries:
     """
     args, kwargs = as_call(example_input)
     _refuse_shared_memory(model)
-    with undisturbed(model), warnings.catch_warnings():
+    with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         recorder = record(model, args, kwargs)
     solution = recorder.variables.solve()

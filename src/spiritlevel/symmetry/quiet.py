@@ -1,4 +1,4 @@
-"""Running a caller's model without leaving a trace in it."""
+"""Calling a model on an example, without leaving a trace in it."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.quiet import undisturbed
 
 
 def as_call(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -27,23 +27,15 @@ def as_call(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode, no gradients and plain attention kernels inside; mode, buffers and random state restored after."""
-    modes = [(module, module.training) for module in model.modules()]
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Undisturbed, without gradients, and with every buffer as it was on the way out."""
     buffers = [
         (m, name, b, None if b is None else b.clone()) for m in model.modules() for name, b in m._buffers.items()
     ]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    for module, _ in modes:
-        module.training = False
     try:
-        with torch.random.fork_rng(devices=_cuda_devices(model)), sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        with undisturbed(model), torch.no_grad():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for module, training in modes:
-            module.training = training
         with torch.no_grad():
             for module, name, buffer, saved in buffers:
                 module._buffers[name] = buffer
@@ -53,14 +45,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the model returns in eval mode."""
-    with undisturbed(model), warnings.catch_warnings():
+    with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return model(*args, **kwargs)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))
-
-
-def _cuda_devices(model: nn.Module) -> list[int]:
-    return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})

@@ -1,0 +1,231 @@
+"""What is checked before anything is measured, with the message that says what to change.
+
+A network must give the same finite outputs for the same inputs, sample by sample, and the loss must be a mean.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointError
+
+from spiritlevel.batches import Batch
+from spiritlevel.errors import NondeterministicError, SpiritLevelError
+
+if TYPE_CHECKING:
+    from spiritlevel.problem import Problem
+
+
+def check_model(problem: Problem) -> None:
+    """One small batch through the network, several times: finite, deterministic, sample by sample, a mean."""
+    batch = problem.first_chunk()
+    if problem.whole:
+        _check_whole_loss(problem, batch)
+        return
+    batch = batch[:8].map(Tensor.clone)
+    kept = {name: tensor.clone() for name, tensor in problem.fixed.items()}
+    with torch.no_grad():
+        outputs = _first_outputs(problem, batch)
+        if any(not torch.equal(tensor, kept[name]) for name, tensor in problem.fixed.items()):
+            problem.fixed, problem.buffers_change = kept, True
+            problem.notes.append("the model changes its own buffers when it runs; they are reset before every call")
+        _check_outputs(outputs)
+        _check_deterministic(problem, outputs, batch)
+        _check_loss(problem, outputs, batch)
+
+
+def check_gradient(problem: Problem) -> None:
+    """One sample backward: what cannot be differentiated at all is said now, with the remedy where it is known."""
+    leaves = problem.leaves()
+    try:
+        with torch.enable_grad():
+            value = problem.chunk_loss(leaves, problem.few_samples(1))
+            if value.requires_grad:
+                torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    except CheckpointError as error:
+        raise SpiritLevelError(
+            "the model recomputes activations in its backward pass (torch.utils.checkpoint), where its parameters can "
+            "no longer be swapped: turn gradient checkpointing off to measure (for Hugging Face models "
+            "model.gradient_checkpointing_disable())"
+        ) from error
+    except RuntimeError as error:
+        raise SpiritLevelError(f"the loss cannot be differentiated by the parameters: {error}") from error
+
+
+def _first_outputs(problem: Problem, batch: Batch) -> Any:
+    """The first call of the model; one that fails or writes into its inputs is told apart from one that is random."""
+    given = batch.map(Tensor.clone)
+    try:
+        outputs = problem.outputs(problem.parameters, given)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise SpiritLevelError(
+            f"the model cannot be called on the first batch{_mismatch(problem, batch)}: {error}"
+        ) from error
+    pairs = zip(tree_leaves(given.inputs), tree_leaves(batch.inputs), strict=True)
+    if any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in pairs):
+        problem.inputs_change = True
+        problem.notes.append("the model changes its inputs in place; it is given copies")
+    return outputs
+
+
+def _mismatch(problem: Problem, batch: Batch) -> str:
+    kinds = {leaf.dtype for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()}
+    if not kinds - {problem.dtype}:
+        return ""
+    name = str(problem.dtype).removeprefix("torch.")
+    return f" (inputs of {', '.join(map(str, kinds))}, parameters of {problem.dtype}: convert one, or pass dtype=torch.{name})"
+
+
+def _check_deterministic(problem: Problem, outputs: Any, batch: Batch) -> None:
+    if not _agree(outputs, problem.outputs(problem.parameters, batch)):
+        raise NondeterministicError(
+            "the network gives different outputs for the same inputs in eval mode. Likely cause: "
+            f"{_random_modules(problem)}. Pass training=self.training to functional dropout, and draw no random "
+            "numbers in forward when the module is in eval mode"
+        )
+    half = (len(batch) + 1) // 2
+    part = problem.outputs(problem.parameters, batch[:half])
+    if half < len(batch) and not _agree(_first(outputs, half, len(batch)), part, tolerance=1e-3):
+        raise NondeterministicError(
+            "a sample's output depends on the other samples of its batch, so the loss is not a mean over samples. "
+            f"Likely cause: {_normalizing_modules(problem)}. Use running statistics (track_running_stats=True) in eval "
+            "mode, or pass a loss of the form (model, batch) -> (mean, count), which keeps your batches as they are"
+        )
+
+
+def _random_modules(problem: Problem) -> str:
+    names = [name for name, module in problem.model.named_modules() if "drop" in type(module).__name__.lower()]
+    return f"dropout that ignores eval mode ({', '.join(names[:3])})" if names else "dropout or noise in forward"
+
+
+def _normalizing_modules(problem: Problem) -> str:
+    names = [
+        name
+        for name, module in problem.model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
+    ]
+    where = f" ({', '.join(names[:3])})" if names else ""
+    return f"batch normalization with the statistics of the batch, as in train mode{where}"
+
+
+def _check_loss(problem: Problem, outputs: Any, batch: Batch) -> None:
+    loss, targets = problem.loss_function, batch.targets
+    if loss.check is not None:
+        loss.check(outputs, targets, 0)
+        _check_all_targets(problem, outputs)
+    if loss.check_outputs is not None:
+        loss.check_outputs(outputs, 0)
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_() if isinstance(outputs, Tensor) else None
+        value = loss.mean(outputs if leaf is None else leaf, targets)
+    _check_scalar(value)
+    if leaf is not None and not value.requires_grad:
+        raise SpiritLevelError(
+            f"the loss {loss.name!r} does not depend on the outputs: it returned a constant, or left torch on the way "
+            "(detach, item, numpy)"
+        )
+    value = value.detach()
+    half = (len(batch) + 1) // 2
+    if loss.check is None and half < len(batch):
+        parts = [problem.chunk_loss(problem.parameters, part) for part in (batch[:half], batch[half:])]
+        mean = (half * parts[0] + (len(batch) - half) * parts[1]) / len(batch)
+        if not torch.allclose(mean, value, rtol=1e-3, atol=1e-6 * float(value.abs() + 1)):
+            raise SpiritLevelError(
+                f"the loss {loss.name!r} is not a mean over samples: {float(value):.6g} on {len(batch)} samples, but "
+                f"its two halves average to {float(mean):.6g}. Return the mean over the batch (not the sum), or pass "
+                "a loss of the form (model, batch) -> (mean, count), which is weighted by its own count"
+            )
+
+
+def _check_all_targets(problem: Problem, outputs: Any) -> None:
+    """Labels are checked against the number of outputs on all the data, before any work is done."""
+    check, first = problem.loss_function.check, 0
+    if check is None or not isinstance(outputs, Tensor):
+        return
+    for batch in problem.data:
+        if batch.targets is not None:
+            check(outputs[:1].expand(len(batch), *outputs.shape[1:]), batch.targets.to(outputs.device), first)
+            first += len(batch)
+
+
+def refuse_nonfinite_loss(problem: Problem) -> None:
+    """Look for the sample on which the loss is NaN or infinite, and raise with its number; quiet where none is."""
+    first, check = 0, problem.loss_function.check_outputs
+    with problem.undisturbed(), torch.no_grad():
+        for chunk, _ in problem.chunks():
+            if check is not None:
+                check(problem.outputs(problem.parameters, chunk), first)
+            if problem.whole or not bool(torch.isfinite(problem.chunk_loss(problem.parameters, chunk))):
+                _point_out(problem, chunk, first)
+            first += len(chunk)
+
+
+def _point_out(problem: Problem, chunk: Batch, first: int) -> None:
+    parts = [chunk] if problem.whole else [chunk[n : n + 1] for n in range(len(chunk))]
+    for n, part in enumerate(parts):
+        value = float(problem.chunk_loss(problem.parameters, part))
+        if not math.isfinite(value):
+            where = "of the batch that starts at sample" if problem.whole else "of sample"
+            raise SpiritLevelError(f"the loss {where} {first + n} is {value}: every sample needs a finite loss")
+
+
+def _check_whole_loss(problem: Problem, batch: Batch) -> None:
+    with torch.no_grad():
+        first, second = (problem.whole_loss(problem.parameters, batch)[0] for _ in range(2))
+    _check_scalar(first)
+    if not torch.allclose(first, second, rtol=1e-5, atol=0):
+        raise NondeterministicError(
+            f"the loss gives {float(first):.8g} and then {float(second):.8g} for the same batch in eval mode. Likely "
+            f"cause: {_random_modules(problem)}"
+        )
+
+
+def check_kind(name: str, tensor: Tensor) -> None:
+    if tensor.is_complex():
+        raise SpiritLevelError(f"parameter {name!r} is complex; flatness is defined here for real parameters only")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise SpiritLevelError(f"parameter {name!r} is not initialized: run the model once before measuring")
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise SpiritLevelError(f"{name!r} contains NaN or infinity ({int((~torch.isfinite(tensor)).sum())} entries)")
+
+
+def _check_outputs(outputs: Any) -> None:
+    for leaf in tree_leaves(outputs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise SpiritLevelError("the network's outputs contain NaN or infinity on finite inputs")
+
+
+def _check_scalar(value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise SpiritLevelError(f"the loss must return a tensor, got {type(value).__name__}")
+    if value.dim() != 0:
+        raise SpiritLevelError(
+            f"loss returned a tensor of shape {tuple(value.shape)}; `measure` needs the mean over the batch: "
+            "return `loss.mean()`"
+        )
+    if not bool(torch.isfinite(value)):
+        raise SpiritLevelError(f"the loss is {float(value)} on the first batch")
+
+
+def _agree(first: Any, second: Any, tolerance: float = 1e-5) -> bool:
+    pairs = zip(tree_leaves(first), tree_leaves(second), strict=False)
+    return all(
+        a.shape == b.shape
+        and torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(a.abs().max() if a.numel() else 0))
+        for a, b in pairs
+        if isinstance(a, Tensor) and a.is_floating_point()
+    )
+
+
+def _first(outputs: Any, count: int, of: int) -> list[Any]:
+    return [
+        leaf[:count] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == of else leaf
+        for leaf in tree_leaves(outputs)
+    ]
