@@ -51,7 +51,7 @@ def accuracy(results: Results) -> Figure:
         figure.supxlabel("cost, gradients", fontsize=9)
         figure.supylabel("relative error (standard error of an estimator)", fontsize=9)
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return figure
 
 
@@ -77,7 +77,7 @@ def growth(records: Sequence[Record]) -> Figure:
             axes.grid(alpha=0.25, lw=0.4)
         panels[0].set_ylabel("cost, gradients")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2)
+        figure.legend(handles, labels, loc="outside upper center", ncols=2)
     return figure
 
 

@@ -56,7 +56,7 @@ CONTESTS = (
     Contest("conv", EVERY, EVERY, 2, 40, 40),
     Contest("lenet5", EVERY, EVERY, 1, 40, 30),
     Contest("resnet20", ("sweep", "trace", "lambda_1e-4"), ("trace", "layer_traces", "lambda_1e-4"), 1, 12, 100),
-    Contest("vgg16", ("sweep", "trace", "lambda_1e-2"), ("trace", "layer_traces", "lambda_1e-2"), 1, 12, 60),
+    Contest("vgg16", ("sweep", "trace"), ("trace", "layer_traces"), 1, 12, 60),
 )
 QUICK = Contest("tiny", EVERY, (), 1, 50, 20, 0.1)
 
