@@ -1,5 +1,8 @@
 """How flat is the minimum of a trained network, in numbers that no rescaling of its weights can fool."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from spiritlevel._version import __version__
 from spiritlevel.audit import Audit, audit
 from spiritlevel.errors import NondeterministicError, RescalingError, SpiritLevelError, TracingError
@@ -12,8 +15,12 @@ from spiritlevel.measures.record import Measure
 from spiritlevel.measures.run import measure
 from spiritlevel.problem import Problem
 from spiritlevel.result import Cost, Report, Value
+from spiritlevel.spectrum import Spectrum, spectrum
 from spiritlevel.symmetry import Rescaling, Symmetries, canonicalize, find_symmetries, rescale_layers
 from spiritlevel.symmetry.attack import Attack, flattest, sharpen, sharpen_ball
+
+if TYPE_CHECKING:
+    from spiritlevel import plot
 
 # In the order a request travels: problem, symmetry, measure, report.
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "Rescaling",
     "RescalingError",
     "Robustness",
+    "Spectrum",
     "SpiritLevelError",
     "Symmetries",
     "TracingError",
@@ -44,7 +52,16 @@ __all__ = [
     "list_measures",
     "measure",
     "pac_bayes",
+    "plot",
     "rescale_layers",
     "sharpen",
     "sharpen_ball",
+    "spectrum",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`plot` on first use: it brings matplotlib along, which measuring does without."""
+    if name == "plot":
+        return importlib.import_module("spiritlevel.plot")
+    raise AttributeError(f"module 'spiritlevel' has no attribute {name!r}")

@@ -102,7 +102,8 @@ class Finder:
         norms = rows.square().sum((2, 3), keepdim=True).sqrt().expand(rows.shape)
         if layer.transposed:
             norms = norms.transpose(1, 2)
-        return norms.reshape(tensor.shape)
+        found: Tensor = norms.reshape(tensor.shape)
+        return found
 
     def _eigen(self, count: int) -> list[tuple[float, Parameters]]:
         """The top eigenpairs of S H S, each found beside the ones before, as directions S·u."""

@@ -142,7 +142,7 @@ def line(
     toward = not isinstance(directions, str)
     chosen = _normalization(normalization, toward)
     low, high = span or ((-0.25, 1.25) if toward else (-1.0, 1.0))
-    steps = torch.linspace(low, high, _at_least(points, 2, "points"), dtype=torch.float64)
+    steps = _grid(low, high, points)
     finder = Finder(problem, chosen, biases, seed)
     labels, found = finder.find(directions, _at_least(count, 1, "count"))
     jobs = {f"{k}:{i}": {k: float(t)} for k in range(len(found)) for i, t in enumerate(steps)}
@@ -177,7 +177,7 @@ def surface(
     toward = not isinstance(directions, str)
     chosen = _normalization(normalization, toward)
     low, high = span or ((-0.5, 1.5) if toward else (-1.0, 1.0))
-    steps = torch.linspace(low, high, _at_least(points, 2, "points"), dtype=torch.float64)
+    steps = _grid(low, high, points)
     finder = Finder(problem, chosen, biases, seed)
     labels, found = finder.find(directions, 2)
     jobs = {f"{j}:{i}": {0: float(x), 1: float(y)} for j, y in enumerate(steps) for i, x in enumerate(steps)}
@@ -192,6 +192,15 @@ def _normalization(name: str | None, toward: bool) -> str:
     if chosen not in NORMALIZATIONS:
         raise SpiritLevelError(f"normalization must be one of {', '.join(NORMALIZATIONS)}; got {name!r}")
     return chosen
+
+
+def _grid(low: float, high: float, points: int) -> Tensor:
+    """Evenly spaced steps, with zero exactly where it falls on the grid: there the network is as it was."""
+    _at_least(points, 2, "points")
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise SpiritLevelError(f"span must be two finite numbers, the smaller first; got ({low}, {high})")
+    steps = torch.linspace(low, high, points, dtype=torch.float64)
+    return steps.masked_fill(steps.abs() < 1e-9 * (high - low), 0.0)
 
 
 def _at_least(value: int, least: int, name: str) -> int:

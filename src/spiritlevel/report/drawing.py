@@ -7,6 +7,7 @@ the page's variables (`--sl-0` …), so that one picture serves light, dark and 
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
 import xml.etree.ElementTree as ElementTree
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -79,6 +81,18 @@ class Drawing:
         with style():
             self.figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
         return _inlined(stream.getvalue(), self.title, self.description)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the picture on white, in the format of the file's ending (.png, .svg, .pdf): same input, same bytes."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Dates and versions are left out; a PDF calls its date otherwise.
+        nameless = {".svg": {"Date": None, "Title": self.title, "Description": self.description},
+                    ".png": {"Software": None, "Title": self.title, "Description": self.description},
+                    ".pdf": {"CreationDate": None, "Title": self.title}}  # fmt: skip
+        with style(), matplotlib.rc_context({"svg.fonttype": "path"}):
+            metadata: Any = nameless.get(target.suffix.lower())
+            self.figure.savefig(target, dpi=200, facecolor="white", metadata=metadata)
 
 
 def series_colour(index: int) -> str:

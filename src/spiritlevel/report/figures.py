@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from torch import Tensor
 
 from spiritlevel.report.drawing import DASHES, INK, MARKERS, Drawing, series_colour, style
@@ -162,6 +162,7 @@ def convergence(
         if wide:
             LogScale.of(values).apply(axes.yaxis, axes)
         axes.set_xlabel("iteration")
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.set_ylabel(shortened(plain_text(label), 34))
         axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
         legend(axes, len(histories))
