@@ -344,7 +344,7 @@ def counting_saved_bytes(known: set[int]) -> Iterator[SavedBytes]:
         if storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             saved.bytes += min(storage.nbytes(), tensor.numel() * tensor.element_size())
-        return tensor
+        return tensor.detach()  # a node that held its own result would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield saved

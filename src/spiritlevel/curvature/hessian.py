@@ -71,6 +71,7 @@ class _Kept:
     leaves: list[Tensor]
     gradient: list[Tensor]
     weight: float
+    value: float
 
 
 class HessianProducts:
@@ -99,6 +100,7 @@ class HessianProducts:
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Kept] = []
         self._prepared = False
+        self._bytes_per_sample: float | None = None
         self.loss: float | None = None
         self.gradient: Tensor | None = None
 
@@ -200,26 +202,34 @@ class HessianProducts:
         gradient = torch.zeros(self.flat.size, dtype=torch.float64, device=self.problem.device)
         count = 0
         for chunk, weight in self.problem.chunks(self._chunk_size):
-            with counting_saved_bytes(self.problem.known_storages()) as saved:
-                kept = self._graph(chunk, weight)
-            spent += saved.bytes + self.flat.size * self.problem.parameters_like().element_size()
+            kept = self._graph(chunk, weight)
+            spent += self._graph_bytes(len(chunk))
             if spent <= self._budget and len(self._kept) == count:
                 self._kept.append(kept)
             gradient.add_(self.flat.join([part.detach() for part in kept.gradient]), alpha=weight)
-            loss += weight * self._value
+            loss += weight * kept.value
             count += 1
             yield kept, weight
         self._num_chunks, self._prepared = count, True
         self.loss, self.gradient = loss, gradient.to(self.problem.dtype)
         self.problem.work.add(gradients=1)
 
+    def _graph_bytes(self, samples: int) -> int:
+        """What keeping the graph of a chunk takes: what autograd saves for every sample, and the gradient itself."""
+        if self._bytes_per_sample is None:
+            few = self.problem.few_samples(4)
+            with counting_saved_bytes(self.problem.known_storages()) as saved:
+                self._graph(few, 1.0)
+            self._bytes_per_sample = saved.bytes / len(few)
+        gradient = self.flat.size * self.problem.parameters_like().element_size()
+        return int(samples * self._bytes_per_sample) + gradient
+
     def _graph(self, chunk: Batch, weight: float) -> _Kept:
         leaves = self.problem.leaves()
         with torch.enable_grad():
             value = self.objective(self.problem, leaves, chunk)
-            self._value = float(value.detach())
             found = list(leaves.values())
-            return _Kept(found, gradients_of(value, found, create_graph=True), weight)
+            return _Kept(found, gradients_of(value, found, create_graph=True), weight, float(value.detach()))
 
     def _forward_over_reverse(self, parameters: Parameters, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
         names = self.flat.names
