@@ -137,13 +137,12 @@ class Finder:
         scale = _SCALES.get(self.normalization, self.normalization)
         if name not in self._layers and not self._move:
             return torch.zeros_like(weight)
-        sizes = {
-            "none": lambda: torch.ones_like(weight),
-            "layer": lambda: weight.norm().expand(weight.shape),
-            "filter": lambda: self._row_norms(name, weight),
-            "neuron": weight.abs,
-        }
-        return sizes[scale]()
+        if scale == "none":
+            return torch.ones_like(weight)
+        if scale == "layer":
+            size: Tensor = weight.norm()
+            return size.expand(weight.shape)
+        return weight.abs() if scale == "neuron" else self._row_norms(name, weight)
 
     def _horizontal(self, direction: Parameters) -> Parameters:
         """Without the part that only rescales, which changes no output to first order."""

@@ -114,7 +114,7 @@ def test_the_summary_has_every_measure_with_value_error_certainty_and_badges(sin
 
 def test_what_a_badge_means_can_be_read_without_hovering(single: str) -> None:
     meanings = single[single.index('sl-meanings">') :]
-    for words in ("W₁ → αW₁", "row i of Wₗ", "f → αf", "exact up to rounding", "proven bound"):
+    for words in ("W₁ → αW₁", "row i of Wₗ", "f → αf", "exact up to rounding", "certified by its residual"):
         assert words in Outline(meanings).text
 
 

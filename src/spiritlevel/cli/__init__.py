@@ -17,13 +17,27 @@ from spiritlevel.cli.audit import audit
 from spiritlevel.cli.bench import bench
 from spiritlevel.cli.demo import demo
 from spiritlevel.cli.guarantees import bound, compare, robustness
+from spiritlevel.cli.landscape import landscape
 from spiritlevel.cli.measure import measure
 from spiritlevel.cli.measures import measures
 from spiritlevel.cli.sharpen import sharpen
+from spiritlevel.cli.spectrum import spectrum
 from spiritlevel.errors import SpiritLevelError
 
 # In the order in which `spiritlevel --help` lists them.
-COMMANDS: tuple[Callable[..., Any], ...] = (demo, measure, measures, audit, sharpen, bench, bound, robustness, compare)
+COMMANDS: tuple[Callable[..., Any], ...] = (
+    demo,
+    measure,
+    measures,
+    audit,
+    sharpen,
+    landscape,
+    spectrum,
+    bench,
+    bound,
+    robustness,
+    compare,
+)
 
 FAILED, WRONG_USE = 1, 2
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from spiritlevel.report.numbers import plain_text, significant, times, with_error
-from spiritlevel.report.records import Records, certainty, is_invariant, is_plain, known_records, record_of
+from spiritlevel.report.records import Records, certainty, is_invariant, is_plain, known_records, record_of, votes
 from spiritlevel.result import Report, Value
 
 # Two values closer than this, relative to their size, are called the same; the sentence states how close they are.
@@ -86,13 +86,13 @@ def verdict(first: Report, second: Report, names: Iterable[str]) -> Verdict:
 
 
 def invariant_names(reports: Mapping[str, Report], records: Records) -> list[str]:
-    """The measures of the reports that survive the rescaling of layers, in order of appearance."""
-    return [name for name, value in _all_values(reports).items() if is_invariant(value, records)]
+    """The measures that survive the rescaling of layers and are more than lower bounds, in order of appearance."""
+    return [name for name, value in _all_values(reports).items() if is_invariant(value, records) and votes(value)]
 
 
 def plain_names(reports: Mapping[str, Report], records: Records) -> list[str]:
-    """The measures of the reports that survive no rescaling, the Hessian norm before the rest."""
-    names = [name for name, value in _all_values(reports).items() if is_plain(value, records)]
+    """The measures that survive no rescaling and are more than lower bounds, the Hessian norm before the rest."""
+    names = [name for name, value in _all_values(reports).items() if is_plain(value, records) and votes(value)]
     return sorted(names, key=lambda name: list(_PLAIN_NAMES).index(name) if name in _PLAIN_NAMES else len(_PLAIN_NAMES))
 
 

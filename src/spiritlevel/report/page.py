@@ -65,9 +65,9 @@ def report_page(
         raise ValueError("a page needs at least one report; `reports` is empty")
     known = known_records(records)
     parts = (
+        audit,
         layer_section(reports),
         neuron_section(reports),
-        audit,
         convergence_section(reports),
         cost_section(reports),
     )
@@ -99,8 +99,20 @@ def render_page(
 ) -> str:
     """Any page of the library: a title, the answer in sentences, a summary of measures if there is one, sections."""
     document: Any = _template().module.document
-    prepared = [_prepared(section) for section in sections]
+    prepared = _laid_out([_prepared(section) for section in sections])
     return _compact(document(plain_text(title), list(answer), summary, prepared, list(citations), __version__))
+
+
+def _laid_out(sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Two neighbours with a single drawing each stand side by side; one alone has its numbers beside its drawing."""
+    small = [len(section["drawings"]) == 1 and not section["tables"] for section in sections]
+    index = 0
+    while index < len(sections):
+        paired = small[index] and index + 1 < len(sections) and small[index + 1]
+        for section in sections[index : index + 1 + paired]:
+            section["layout"] = "sl-half" if paired else "sl-lone" if len(section["drawings"]) == 1 else ""
+        index += 1 + paired
+    return sections
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ INVARIANCES: Mapping[str, str] = {
 
 CERTAINTIES: Mapping[str, str] = {
     "exact": "exact up to rounding",
-    "certified": "within a proven bound of the error shown",
+    "certified": "certified by its residual: an eigenvalue lies at least as near to it as the error shown",
     "estimated": "from random probes or a search; the error shown is one standard error where there is one",
 }
 
@@ -79,8 +79,13 @@ def is_plain(value: Value, records: Records) -> bool:
     return record is not None and not record.invariant_under & {"layer", "neuron"}
 
 
+def votes(value: Value) -> bool:
+    """Whether the value can say which of two is larger: the largest rise that a search found is only a lower bound."""
+    return "lower bound" not in value.method
+
+
 def certainty(value: Value) -> str:
-    """`exact`, `certified` (the error is a bound) or `estimated`, from what the value says about itself."""
+    """`exact`, `certified` (by a residual, which bounds the distance to an eigenvalue) or `estimated`, from what the value says about itself."""
     if value.exact:
         return "exact"
     method = value.method.lower()

@@ -61,13 +61,9 @@ def _draw_density(axes: Axes, index: int, name: str, each: Spectrum, width: floa
     mean, error = each.density(points, width)
     floor = _floor(each, width)
     look = look_of(index)
-    axes.plot(
-        points,
-        mean.where(mean > floor, math.nan),
-        color=look["color"],
-        linestyle=look["linestyle"],
-        label=plain_text(name),
-    )
+    label = shortened(plain_text(name), 28)
+    # A marker in the legend only, where it says whose marks stand at the lower edge.
+    axes.plot(points, mean.where(mean > floor, math.nan), **{**look, "linewidth": 1.4}, markevery=[], label=label)
     low, high = ((mean + sign * 2 * error).clamp(min=floor) for sign in (-1, 1))
     axes.fill_between(points, low, high, color=look["color"], alpha=0.2, linewidth=0)
     ends = [end.value for end in (*each.top, *each.bottom)]
