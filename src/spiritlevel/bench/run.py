@@ -55,8 +55,8 @@ CONTESTS = (
     Contest("mlp", EVERY, EVERY, 2, 60, 20),
     Contest("conv", EVERY, EVERY, 2, 40, 40),
     Contest("lenet5", EVERY, EVERY, 1, 40, 30),
-    Contest("resnet20", ("sweep", "trace", "lambda_1e-4"), ("trace", "layer_traces", "lambda_1e-4"), 1, 12, 100),
-    Contest("vgg16", ("sweep", "trace"), ("trace", "layer_traces"), 1, 12, 60),
+    Contest("resnet20", ("sweep", "lambda_1e-4"), ("layer_traces", "lambda_1e-4"), 1, 12, 60),
+    Contest("vgg16", ("sweep", "lambda_1e-2"), ("layer_traces", "lambda_1e-2"), 1, 20, 40),
 )
 QUICK = Contest("tiny", EVERY, (), 1, 50, 20, 0.1)
 

@@ -61,7 +61,16 @@ RECIPES = {
         Recipe("lenet5", "LeNet5 on 3×32×32", "lenet5", (3, 32, 32), 600, 200, 20, "cifar10"),
         Recipe("resnet20", "ResNet-20, batch norm in eval mode", "resnet20", (3, 32, 32), 500, 50, 4, "cifar10"),
         Recipe(
-            "vgg16", "VGG16-type, no normalization", "vgg16", (3, 32, 32), 40, 20, 4, "cifar10", init="kaiming_normal"
+            "vgg16",
+            "VGG16-type at a quarter of its width, no normalization",
+            "vgg16",
+            (3, 32, 32),
+            100,
+            20,
+            6,
+            "cifar10",
+            width=0.25,
+            init="kaiming_normal",
         ),
         Recipe("tiny", "two 3×3 convolutions on 1×8×8", "convnet", (1, 8, 8), 64, 16, 4, "synthetic"),
     )

@@ -16,6 +16,7 @@ Folder = Annotated[
 DataFolder = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Real MNIST and CIFAR-10; synthetic without.")]
 Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="Weights of ResNet-20; trained briefly without.")]
 Subjects = Annotated[str, typer.Option(metavar="A,B", help="Only these of mlp, conv, lenet5, resnet20, vgg16, growth.")]
+Rounds = Annotated[int | None, typer.Option(metavar="N", min=1, help="How often each library is asked.")]
 Quick = Annotated[bool, typer.Option("--quick", help="This library alone on a tiny network, in a minute.")]
 
 
@@ -25,6 +26,7 @@ def bench(
     data_folder: DataFolder = None,
     checkpoint: Weights = None,
     only: Subjects = "",
+    rounds: Rounds = None,
 ) -> None:
     """Measure costs beside the other libraries.
 
@@ -42,6 +44,6 @@ def bench(
         if path is not None and not path.exists():
             raise SpiritLevelError(f"{option}: {path} does not exist")
     chosen = tuple(name.strip() for name in only.split(",") if name.strip())
-    run(Settings(folder, quick=quick, data_folder=data_folder, checkpoint=checkpoint, subjects=chosen))
+    run(Settings(folder, quick, data_folder, checkpoint, chosen, rounds))
     for written in (write_readme(folder), *write_pictures(folder)):
         print(written)
