@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import CheckpointError
 
 from spiritlevel.batches import Batch
 from spiritlevel.errors import NondeterministicError, SpiritLevelError
@@ -39,19 +38,13 @@ def check_model(problem: Problem) -> None:
 
 
 def check_gradient(problem: Problem) -> None:
-    """One sample backward: what cannot be differentiated at all is said now, with the remedy where it is known."""
+    """One sample backward: what cannot be differentiated at all is said now."""
     leaves = problem.leaves()
     try:
         with torch.enable_grad():
             value = problem.chunk_loss(leaves, problem.few_samples(1))
             if value.requires_grad:
                 torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    except CheckpointError as error:
-        raise SpiritLevelError(
-            "the model recomputes activations in its backward pass (torch.utils.checkpoint), where its parameters can "
-            "no longer be swapped: turn gradient checkpointing off to measure (for Hugging Face models "
-            "model.gradient_checkpointing_disable())"
-        ) from error
     except RuntimeError as error:
         raise SpiritLevelError(f"the loss cannot be differentiated by the parameters: {error}") from error
 

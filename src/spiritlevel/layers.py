@@ -69,7 +69,7 @@ def function_name(function: Function) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     if name == "__get__":
         return str(getattr(getattr(function, "__self__", None), "__name__", ""))
-    name = name.strip("_")
+    name = name.strip("_").partition(".")[0]  # an exported program calls `linear.default`
     return _SYNONYMS.get(name, name)
 
 

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import checkpoint
+
+
+@contextmanager
+def _keeping_activations() -> Iterator[None]:
+    """Gradient checkpointing switched off: recomputing happens in the backward pass, when swapped parameters are gone.
+
+    Both forms of `torch.utils.checkpoint.checkpoint` look these names up when they are called.
+    """
+
+    def nothing_to_recompute(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    class Direct:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    replaced = {"_checkpoint_without_reentrant_generator": nothing_to_recompute, "CheckpointFunction": Direct}
+    before = {name: getattr(checkpoint, name) for name in replaced if hasattr(checkpoint, name)}
+    try:
+        for name in before:
+            setattr(checkpoint, name, replaced[name])
+        yield
+    finally:
+        for name, original in before.items():
+            setattr(checkpoint, name, original)
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode and plain attention kernels inside; the caller's mode and every random state back on the way out.
+    """Eval mode, plain attention kernels and no recomputing inside; modes and every random state back on the way out.
 
     The fused attention kernels and the fast path of transformers have no second derivative.
     """
@@ -22,7 +50,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     fast = torch.backends.mha.get_fastpath_enabled()
-    with torch.inference_mode(False), torch.random.fork_rng(devices=devices), sdpa_kernel(SDPBackend.MATH):
+    quiet = torch.inference_mode(False), torch.random.fork_rng(devices=devices), sdpa_kernel(SDPBackend.MATH)
+    with quiet[0], quiet[1], quiet[2], _keeping_activations():
         try:
             torch.backends.mha.set_fastpath_enabled(False)
             for module, _ in modes:
