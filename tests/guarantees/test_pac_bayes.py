@@ -12,7 +12,14 @@ import spiritlevel as sl
 from refusals import refused
 from spiritlevel.guarantees.certificate import Certificate
 from spiritlevel.guarantees.pac_bayes import pac_bayes
-from spiritlevel.guarantees.posterior import FLOATS, OCTAVES, Scale, divergence, row_and_column_scales
+from spiritlevel.guarantees.posterior import (
+    FLOATS,
+    OCTAVES,
+    Scale,
+    divergence,
+    one_scale,
+    row_and_column_scales,
+)
 from spiritlevel.guarantees.zero_one import kl_upper, wrong_class
 from spiritlevel.layers import Layer
 from spiritlevel.measures.tsuzuku2019 import balance
@@ -104,9 +111,10 @@ def test_a_prior_trained_on_other_samples_is_tighter_and_the_model_alone_costs_n
 # --- its terms -------------------------------------------------------------------------------------------------------
 
 
-def test_the_terms_add_up_and_are_what_they_say(easy) -> None:
+@pytest.mark.parametrize(("deviation", "constant"), [("paper", 2), ("tight", 8)])
+def test_the_terms_add_up_and_are_what_they_say(easy, deviation: str, constant: int) -> None:
     model, data = easy
-    found = pac_bayes(model, data, test_data=data, draws=50, deviation="paper")
+    found = pac_bayes(model, data, test_data=data, draws=50, deviation=deviation)
     lam, m = found.lam, 1500
     assert sum(found.terms.values()) == pytest.approx(found.bound, abs=1e-12)
     assert found.terms["training error"] == found.training_error == found.test_error
@@ -115,11 +123,24 @@ def test_the_terms_add_up_and_are_what_they_say(easy) -> None:
     assert found.terms["divergence"] * lam == pytest.approx(sum(found.layers.values()))
     assert found.num_scales == 4  # two weights, two biases
     assert found.terms["scales"] * lam == pytest.approx(4 * math.log(121))
-    assert found.terms["deviation"] == pytest.approx(lam / (2 * m))
+    assert found.terms["deviation"] == pytest.approx(lam / (constant * m))
     lambdas = math.ceil(math.log(4 * math.sqrt(m)) / math.log(1.1)) + 1
     assert found.terms["confidence"] * lam == pytest.approx(math.log(lambdas / (0.8 * 0.05)))
     upper = found.noisy_training_error + found.terms["Monte Carlo"]
     assert kl_upper(found.noisy_training_error, math.log(1 / 0.01) / 50) == pytest.approx(upper)
+    assert found.divergence == pytest.approx(sum(found.layers.values()) + 4 * math.log(121))
+    slack = (found.divergence + math.log(2 * math.sqrt(m) / 0.04)) / m
+    assert found.kl_bound == pytest.approx(kl_upper(upper, slack))
+    grid = [math.sqrt(m) * 1.1**k for k in range(lambdas)]
+    best = min((found.divergence + math.log(lambdas / 0.04) + each**2 / (constant * m)) / each for each in grid)
+    assert found.bound == pytest.approx(upper + best)
+
+
+def test_one_scale_a_tensor_is_11() -> None:
+    weight, diagonal = torch.tensor([3.0, 4.0]), torch.tensor([7.0, 9.0])
+    scale = one_scale(weight, diagonal)
+    assert float(scale.deviation(weight)[0]) ** 2 == pytest.approx(5 / 4)  # √(‖W‖²/(2λ Tr H)) at λ = 1/2
+    assert divergence({"w": scale}, {"w": weight})["w"] == pytest.approx(25 / 2 / (5 / 4))
 
 
 def test_what_has_no_noise_is_paid_by_the_bit(easy) -> None:

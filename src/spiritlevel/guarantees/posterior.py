@@ -121,9 +121,9 @@ def divergence(scales: Scales, offsets: Mapping[str, Tensor]) -> dict[str, float
 def one_scale(weight: Tensor, diagonal: Tensor) -> Scale:
     """(11) at λ = 1/2: σ² = ‖W‖/√(Tr H), one for the whole tensor.
 
-    >>> scale = one_scale(torch.tensor([3.0, 4.0]), torch.tensor([5.0, 20.0]))  # σ² = 5/5
-    >>> float(scale.rows.exp())
-    1.0
+    >>> scale = one_scale(torch.tensor([3.0, 4.0]), torch.tensor([0.25, 1.0 / 16]))  # σ² = 5/√(5/16) = 4√5
+    >>> round(float(scale.rows.exp()) ** 4, 6)
+    80.0
     """
     size, trace = float(weight.double().square().sum()), float(diagonal.double().sum())
     if size == 0:
