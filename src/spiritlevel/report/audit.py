@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,8 +12,9 @@ from rich.text import Text
 
 from spiritlevel.audit import Audit, Finding
 from spiritlevel.report.citations import citations
-from spiritlevel.report.drawing import DASHES, INK, MARKERS, Drawing, series_colour, style
-from spiritlevel.report.numbers import Numbers, plain_text, power_of_ten, significant, times
+from spiritlevel.report.drawing import INK, Drawing, style
+from spiritlevel.report.figures import LogScale, axes_of, finished, legend, look_of
+from spiritlevel.report.numbers import Numbers, plain_text, shortened, significant, times
 from spiritlevel.report.page import render_page
 from spiritlevel.report.records import known_records
 from spiritlevel.report.sections import Section
@@ -103,35 +102,25 @@ def audit_drawing(audit: Audit, kind: str) -> Drawing:
     moving = [name for name in lines if audit.verdict(name, kind) == "moves" and math.isfinite(max(lines[name]))]
     moving.sort(key=lambda name: audit.factor(name, kind), reverse=True)
     still = [name for name in lines if audit.verdict(name, kind) == "invariant"]
+    scale = LogScale.of([1.0, *(ratio for name in moving[:_LINES] for ratio in lines[name])])
+    entries = min(len(moving), _LINES) + bool(still)
     with style():
-        figure = Figure(figsize=(6.4, 3.0), layout="constrained")
-        axes = figure.add_subplot()
+        figure, axes = axes_of(None, height=2.5 + 0.18 * math.ceil(entries / 2))
         places = [0.0, *strengths]
         for index, name in enumerate(moving[:_LINES]):
-            look = index % len(MARKERS)
-            axes.plot(
-                places,
-                [1.0, *lines[name]],
-                color=series_colour(index),
-                marker=MARKERS[look],
-                linestyle=DASHES[look],
-                label=plain_text(name),
-            )
+            heights = [scale.place(ratio) for ratio in (1.0, *lines[name])]
+            axes.plot(places, heights, **look_of(index), label=shortened(plain_text(name), 34))
         if still:
             axes.plot(places, [1.0] * len(places), color=INK, linewidth=2.2, label=f"{len(still)} invariant measures")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(round(math.log10(value)))))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        scale.apply(axes.yaxis, axes)
         axes.set_xlabel(f"strength of the change ({plain_text(kind)})")
         axes.set_ylabel("value / value of the original")
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        legend(axes, entries, always=entries > 0)
     table = Numbers(("measure", *(f"strength {s:g}" for s in strengths)), tuple((n, *r) for n, r in lines.items()))
     words = f"{len(moving)} measures move under {plain_text(kind)} changes and {len(still)} stay. " + (
         f"{moving[0]} moves furthest, by a factor of {significant(audit.factor(moving[0], kind), 3)}." if moving else ""
     )
-    return Drawing(figure, table, f"Measures under {plain_text(kind)} changes", words)
+    return finished(figure, table, f"Measures under {plain_text(kind)} changes", words)
 
 
 def _ratios(audit: Audit, name: str, kind: str, strengths: Sequence[float]) -> list[float]:
