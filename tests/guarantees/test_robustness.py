@@ -127,6 +127,29 @@ def test_given_matrices_are_drawn_for_every_sample_too(trained) -> None:
     assert found.noise_error == pytest.approx(0, abs=1e-12)
 
 
+def test_an_embedding_has_matrices_but_no_features_to_add_noise_to() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(6, 3).double(), nn.Linear(3, 2).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.words(x).mean(1))
+
+    model, x, y, a = Words(), torch.arange(20).reshape(10, 2) % 6, torch.arange(10) % 2, rand(6, 6)
+    found = feature_robustness(model, (x, y), "words", 0.1, matrices=a, ascend=False, deltas=[0.1])
+    mixed = copy.deepcopy(model)
+    with torch.no_grad():
+        mixed.words.weight += 0.1 * a.T @ model.words.weight  # inputs are stored first
+        expected = F.cross_entropy(mixed(x), y) - F.cross_entropy(model(x), y)
+    assert found.mean == pytest.approx(float(expected), rel=1e-9)
+    assert math.isnan(found.noise)
+    assert (
+        found.notes[-1] == "noise injection is not available: the layer's inputs are indices, or not one row a sample"
+    )
+    assert "–" in str(found)
+
+
 # --- the bound -------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,10 @@ MOST_ENTRIES, FEWEST_MATRICES = 1_000_000, 8
 Draw = Callable[[int, torch.Generator], Tensor]
 
 
+class NoFeaturesError(Exception):
+    """The layer's inputs are indices, to which no noise can be added."""
+
+
 @dataclass(frozen=True)
 class Injection:
     """φ_n + δ·A_n φ_n at every use of one layer.
@@ -63,6 +67,8 @@ class Injection:
         drawn: list[Tensor] = []  # matrices and which sample has which, the same at every use of the layer
 
         def change(linear: LinearMap) -> Tensor:
+            if linear.kind == "lookup":
+                raise NoFeaturesError
             phi, axis = linear.inputs, -1 if linear.kind == "dense" else 1
             moved = phi.movedim(axis, 1)
             flat = moved.reshape(count, self.shape[0], self.shape[1], -1)

@@ -19,7 +19,7 @@ from spiritlevel.curvature.ascent import maximize
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.taps import SampleAxis
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.guarantees.injection import Injection
+from spiritlevel.guarantees.injection import Injection, NoFeaturesError
 from spiritlevel.guarantees.mixing import MOST_FEATURES, RANDOM, Mixing, SpectralBall, given, norm
 from spiritlevel.losses import Loss
 from spiritlevel.measures.evidence import Evidence
@@ -325,7 +325,10 @@ class _Study:
         signs = (1.0,) if chosen.kind == "given" else (1.0, -1.0)
         rises = []
         for repeat in range(repeats):
-            losses = [injection.rise(sign * delta, self.generator(100 + repeat)) for sign in signs]
+            try:
+                losses = [injection.rise(sign * delta, self.generator(100 + repeat)) for sign in signs]
+            except NoFeaturesError:
+                return math.nan, math.nan
             rises.append(sum(losses) / len(losses) - self.base)
         return sum(rises) / len(rises), _standard_error(rises)
 
@@ -348,7 +351,7 @@ class _Study:
                 f"the largest rise found exceeds δ²/2·κ, which bounds it at a critical point up to O(δ³): {largest:.3g}"
             )
         if math.isnan(noise):
-            notes.append("noise injection is not available: the layer's features cannot be told apart sample by sample")
+            notes.append("noise injection is not available: the layer's inputs are indices, or not one row a sample")
         return notes
 
 
