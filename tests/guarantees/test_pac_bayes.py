@@ -218,6 +218,25 @@ def test_layer_and_neuron_twins_get_the_same_certificate(method: str, dtype: tor
         assert second.divergence == pytest.approx(first.divergence, rel=tolerance)
 
 
+@pytest.mark.parametrize("method", ["matrix", "rows"])
+def test_twins_of_convolutions_with_normalization_get_the_same_certificate(method: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, 6, 6, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (40,), generator=generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.Flatten(),
+            nn.Linear(16, 3),
+        ).double()  # fmt: skip
+        model(x)  # running statistics that are not 0 and 1
+    twin = sl.find_symmetries(model, x[:2]).sample(1.0, seed=1).apply(copy.deepcopy(model))
+    assert not torch.allclose(twin[0].weight, model[0].weight)
+    first, second = (pac_bayes(each, (x, y), method=method, draws=5) for each in (model, twin))
+    assert second.bound == pytest.approx(first.bound, rel=1e-7)
+    assert second.layers == pytest.approx(first.layers, rel=1e-6)
+
+
 def test_the_model_comes_back_as_it_was(easy) -> None:
     model, data = easy
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
