@@ -167,8 +167,8 @@ def between(problem: Problem, other: Toward) -> Parameters:
     missing = [name for name in own if name not in state and name in problem.parameters]
     odd = [name for name in own if name in state and state[name].shape != own[name].shape]
     if missing or odd:
-        wrong = (missing or odd)[0]
-        got = "no such tensor" if missing else f"shape {tuple(state[wrong].shape)}"
+        wrong = (odd or missing)[0]
+        got = "no such tensor" if wrong in missing else f"shape {tuple(state[wrong].shape)}"
         raise SpiritLevelError(
             f"a line between two models needs the same architecture: {wrong} has shape {tuple(own[wrong].shape)}, "
             f"but the second model has {got}"

@@ -89,7 +89,9 @@ def _along(found: Tensor, share: float) -> list[float]:
 
 
 def _on(scale: LogScale | None, values: Sequence[float]) -> list[float]:
-    return [scale.place(value) for value in values] if scale is not None else list(values)
+    """Heights on the scale; what is not finite is a gap."""
+    finite = [value if math.isfinite(value) else math.nan for value in values]
+    return finite if scale is None else [value if math.isnan(value) else scale.place(value) for value in finite]
 
 
 def _step_label(lines: Iterable[Line]) -> str:
