@@ -8,7 +8,7 @@ Eigenvalues: the Rayleigh quotient, in float64 and by plain double backward over
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,23 @@ from spiritlevel.bench.ours import evidence_for, rho_arrays
 from spiritlevel.bench.subjects import Subject, load
 from spiritlevel.bench.tasks import Arrays, number, numbers
 from spiritlevel.measures import resolve_measures
-from spiritlevel.measures.dinh2017 import PLAIN
-from spiritlevel.measures.rangamani2019 import RIEMANNIAN
 
 TIGHT = 1e-6
-CHECKED_ENTRIES = 4
+CHECKED_ENTRIES = 2
+
+# Answer → the measure whose eigenvector it is the Rayleigh quotient of.
+OPERATORS = {"lambda": "hessian_spectral_norm", "riemannian": "riemannian_spectral_norm"}
 
 
-def write(subject_path: Path, path: Path, *, eigenvalues: bool, layers: bool) -> None:
-    """Compute the reference of a prepared subject and write it to `path`."""
+def write(subject_path: Path, path: Path, wanted: Collection[str | None]) -> None:
+    """Compute the reference of a prepared subject, with those eigenvalues that are wanted, and write it to `path`."""
     subject = load(subject_path)
     arrays = _statistics(subject)
     checks = {"diagonal entries": _checked_diagonal(subject, arrays["diagonal"])}
-    if eigenvalues:
-        _eigenvalues(subject, arrays, checks)
-    if layers:
+    operators = {answer: measure for answer, measure in OPERATORS.items() if answer in wanted}
+    if operators:
+        _eigenvalues(subject, operators, arrays, checks)
+    if "layer_lambda" in wanted:
         _layer_eigenvalues(subject, arrays, checks)
     torch.save({"arrays": arrays, "checks": checks}, path)
 
@@ -73,11 +75,13 @@ def _checked_diagonal(subject: Subject, diagonal: Arrays) -> float:
     return worst
 
 
-def _eigenvalues(subject: Subject, arrays: dict[str, Arrays], checks: dict[str, float]) -> None:
-    evidence = evidence_for(subject, ("hessian_spectral_norm", "riemannian_spectral_norm"), TIGHT)
+def _eigenvalues(
+    subject: Subject, operators: Mapping[str, str], arrays: dict[str, Arrays], checks: dict[str, float]
+) -> None:
+    evidence = evidence_for(subject, tuple(operators.values()), TIGHT)
     model = copy.deepcopy(subject.model).double()
     parameters = list(model.parameters())
-    for answer, operator in (("lambda", PLAIN), ("riemannian", RIEMANNIAN)):
+    for answer, operator in zip(operators, evidence.needs.operators, strict=True):
         scale = evidence.scaling(operator.scaling).double()
         vector = evidence.eigenpairs[operator].vector.double()
         pieces = _split(scale * vector, parameters)

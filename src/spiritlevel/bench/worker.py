@@ -38,8 +38,7 @@ def _prepare(job: dict[str, Any]) -> list[Any]:
     prepare(recipe, Path(job["subject"]), folder and Path(folder), checkpoint and Path(checkpoint))
     if job["reference"]:
         wanted = {TASKS[name].answer for name in job["tasks"]}
-        eigenvalues, layers = bool(wanted & {"lambda", "riemannian"}), "layer_lambda" in wanted
-        reference.write(Path(job["subject"]), Path(job["reference"]), eigenvalues=eigenvalues, layers=layers)
+        reference.write(Path(job["subject"]), Path(job["reference"]), wanted)
     return []
 
 
