@@ -82,7 +82,7 @@ def _draw_band(axes: Axes, index: int, name: str, steps: list[float], found: Ten
 
 def _along(found: Tensor, share: float) -> list[float]:
     """That quantile over directions at every point; infinite values count as the largest."""
-    ordered = found.nan_to_num(nan=math.inf).sort(0).values
+    ordered = found.nan_to_num(nan=math.inf, posinf=math.inf).sort(0).values
     place = share * (len(ordered) - 1)
     below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
     return [float(a if a == b else (a + b) / 2) for a, b in zip(below, above, strict=True)]
@@ -161,7 +161,7 @@ def surface(
     rows = tuple(
         (float(x), float(y), float(found.losses[j, i])) for j, y in enumerate(found.y) for i, x in enumerate(found.x)
     )
-    lowest = int(found.losses.nan_to_num(nan=math.inf).argmin())
+    lowest = int(found.losses.nan_to_num(nan=math.inf, posinf=math.inf).argmin())
     at = rows[lowest]
     centre = found.losses[int(found.y.abs().argmin()), int(found.x.abs().argmin())]
     words = (
