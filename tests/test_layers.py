@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import cases
-from spiritlevel.layers import Layer, trace
+from spiritlevel.layers import Layer
+from spiritlevel.tracing import trace
 
 
 def traced(case):

@@ -1,22 +1,22 @@
-"""Layers, found by what a network does with its parameters: one traced forward pass, never a module's class or name.
+"""Layers, found by what a network does with its parameters while it runs, never by a module's class or name.
 
 A `TorchFunctionMode` sees every operation with its operands. A parameter that serves as the matrix or kernel of a
-linear map of activations is a layer. On the way, every tensor carries the set of parameters it depends on, and an
-operation that bends one of them (GELU, softmax, a product of two activations) is recorded against them: what is left
-unbent is piecewise linear in that single parameter, and its block of the Hessian equals its Gauss–Newton block.
+linear map of activations is a layer; functional code, transposed storage and weights used twice are no exceptions.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+
+from spiritlevel.operations import COMPOSITE, CONVOLUTIONS, SYNONYMS, TRANSPOSED
 
 Function = Callable[..., Any]
 
@@ -70,236 +70,10 @@ def function_name(function: Function) -> str:
     if name == "__get__":
         return str(getattr(getattr(function, "__self__", None), "__name__", ""))
     name = name.strip("_").partition(".")[0]  # an exported program calls `linear.default`
-    return _SYNONYMS.get(name, name)
+    return SYNONYMS.get(name, name)
 
 
-_SYNONYMS = {
-    "iadd": "add",
-    "radd": "add",
-    "isub": "sub",
-    "rsub": "sub",
-    "subtract": "sub",
-    "imul": "mul",
-    "rmul": "mul",
-    "multiply": "mul",
-    "itruediv": "div",
-    "truediv": "div",
-    "divide": "div",
-    "true_divide": "div",
-    "rmatmul": "matmul",
-    "mm": "matmul",
-    "bmm": "matmul",
-    "concat": "cat",
-    "concatenate": "cat",
-    "clip": "clamp",
-    "absolute": "abs",
-    "negative": "neg",
-    "H": "T",
-    "swapaxes": "transpose",
-    "swapdims": "transpose",
-}
-
-# Linear in all tensor operands together, or a choice among them that does not change within a region.
-_STRAIGHT = frozenset(
-    [
-        "add",
-        "sub",
-        "neg",
-        "cat",
-        "stack",
-        "hstack",
-        "vstack",
-        "dstack",
-        "flatten",
-        "unflatten",
-        "view",
-        "view_as",
-        "reshape",
-        "reshape_as",
-        "ravel",
-        "squeeze",
-        "unsqueeze",
-        "permute",
-        "transpose",
-        "t",
-        "T",
-        "mT",
-        "movedim",
-        "moveaxis",
-        "contiguous",
-        "clone",
-        "expand",
-        "expand_as",
-        "broadcast_to",
-        "repeat",
-        "repeat_interleave",
-        "tile",
-        "roll",
-        "flip",
-        "rot90",
-        "getitem",
-        "select",
-        "narrow",
-        "index_select",
-        "gather",
-        "take",
-        "take_along_dim",
-        "split",
-        "chunk",
-        "unbind",
-        "tensor_split",
-        "split_with_sizes",
-        "unfold",
-        "fold",
-        "pad",
-        "constant_pad_nd",
-        "mean",
-        "sum",
-        "cumsum",
-        "nansum",
-        "avg_pool1d",
-        "avg_pool2d",
-        "avg_pool3d",
-        "adaptive_avg_pool1d",
-        "adaptive_avg_pool2d",
-        "adaptive_avg_pool3d",
-        "upsample",
-        "interpolate",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "channel_shuffle",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "alpha_dropout",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "to",
-        "type",
-        "float",
-        "double",
-        "type_as",
-        "diagonal",
-        "diag",
-        "diag_embed",
-        "tril",
-        "triu",
-        "trace",
-        "identity",
-        "zero",
-        "data",
-        "relu",
-        "relu6",
-        "leaky_relu",
-        "rrelu",
-        "threshold",
-        "hardtanh",
-        "hardsigmoid",
-        "hardshrink",
-        "softshrink",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "abs",
-        "max",
-        "min",
-        "maximum",
-        "minimum",
-        "fmax",
-        "fmin",
-        "amax",
-        "amin",
-        "max_pool1d",
-        "max_pool2d",
-        "max_pool3d",
-        "boolean_dispatch",
-        "max_pool1d_with_indices",
-        "max_pool2d_with_indices",
-        "max_pool3d_with_indices",
-        "adaptive_max_pool1d",
-        "adaptive_max_pool2d",
-        "adaptive_max_pool3d",
-        "adaptive_max_pool1d_with_indices",
-        "adaptive_max_pool2d_with_indices",
-        "adaptive_max_pool3d_with_indices",
-        "max_unpool1d",
-        "max_unpool2d",
-        "max_unpool3d",
-        "sort",
-        "topk",
-        "median",
-        "where",
-        "masked_fill",
-        "masked_select",
-        "sign",
-        "floor",
-        "ceil",
-        "round",
-        "trunc",
-        "heaviside",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "new_full",
-        "setitem",
-        "copy",
-        "requires_grad",
-        "detach",
-        "alias",
-        "as_strided",
-        "atleast_1d",
-        "atleast_2d",
-        "atleast_3d",
-        "native_channel_shuffle",
-        "block_diag",
-        "meshgrid",
-        "nan_to_num",
-        "real",
-    ]
-)
-_PRODUCTS = frozenset(
-    [
-        "mul",
-        "prelu",  # its slope times the negative part
-        "linear",
-        "matmul",
-        "einsum",
-        "baddbmm",
-        "addmm",
-        "addbmm",
-        "addmv",
-        "mv",
-        "dot",
-        "inner",
-        "outer",
-        "ger",
-        "bilinear",
-        "tensordot",
-        "kron",
-    ]
-)
-_RECURRENT = frozenset(
-    ["lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"]
-)
-_CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d"])
-_TRANSPOSED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
-_NORMALIZATIONS = frozenset(["layer_norm", "group_norm", "instance_norm", "batch_norm", "rms_norm"])
-# Operations that use a parameter as a scale or a shift, entry by entry or channel by channel.
-VECTOR_USES = frozenset(
-    ["add", "sub", "mul", "expand", "prelu", "batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
-)
-# Linear maps with a fixed matrix use their bias as a shift.
-_BIASED = frozenset(["linear"]) | _CONVOLUTIONS | _TRANSPOSED
-# Python functions of torch whose bodies hold linear maps of parameters; the trace walks into them.
-_COMPOSITE = frozenset(["multi_head_attention_forward"])
-
-
-class ParameterMode(TorchFunctionMode):
+class ParameterMode(TorchFunctionMode, ABC):
     """Knows which tensors are parameters (or their transposes) while a network runs."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -317,7 +91,7 @@ class ParameterMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = function_name(function)
-        if name in _COMPOSITE:
+        if name in COMPOSITE:
             with self:
                 return _opened(function)(*args, **kwargs)
         if _transposes(name, args, kwargs) and id(args[0]) in self._names and args[0].dim() == 2:
@@ -331,20 +105,20 @@ class ParameterMode(TorchFunctionMode):
             return self.on_linear(linear, args, kwargs)
         return self.on_other(name, function, args, kwargs)
 
+    @abstractmethod
     def on_linear(self, linear: LinearMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter met its activation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_other(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Anything else that happened to a tensor."""
-        raise NotImplementedError
 
     def _linear_map(
         self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> LinearMap | None:
         if name == "linear":
             return self._dense(function, args, kwargs)
-        if name in _CONVOLUTIONS or name in _TRANSPOSED:
+        if name in CONVOLUTIONS or name in TRANSPOSED:
             return self._convolution(name, function, args, kwargs)
         if name == "embedding":
             return self._lookup(function, args, kwargs)
@@ -352,8 +126,8 @@ class ParameterMode(TorchFunctionMode):
             return self._product(function, args)
         if name == "addmm" and len(args) == 3 and not kwargs:
             return self._biased_product(function, args)
-        if name == "tensordot" and _bound(("a", "b", "dims"), args, kwargs)[2] == 1:
-            return self._product(torch.matmul, tuple(_bound(("a", "b"), args, kwargs)))
+        if name == "tensordot" and bound_arguments(("a", "b", "dims"), args, kwargs)[2] == 1:
+            return self._product(torch.matmul, tuple(bound_arguments(("a", "b"), args, kwargs)))
         if name == "einsum" and _is_dense(args):
             return self._contraction(args)
         return None
@@ -363,7 +137,7 @@ class ParameterMode(TorchFunctionMode):
         return found if found is not None and tensor.dim() == 2 else None
 
     def _dense(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LinearMap | None:
-        inputs, weight, bias = _bound(("input", "weight", "bias"), args, kwargs)
+        inputs, weight, bias = bound_arguments(("input", "weight", "bias"), args, kwargs)
         found = self._matrix(weight)
         if found is None:
             return None
@@ -402,9 +176,9 @@ class ParameterMode(TorchFunctionMode):
     def _convolution(
         self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> LinearMap | None:
-        transposed = name in _TRANSPOSED
+        transposed = name in TRANSPOSED
         names = ("input", "weight", "bias", "stride", "padding", *_ORDER[transposed])
-        inputs, weight, bias, *rest = _bound(names, args, kwargs)
+        inputs, weight, bias, *rest = bound_arguments(names, args, kwargs)
         parameter = self.name_of(weight)
         dims = weight.dim() - 2
         if parameter is None or inputs.dim() != dims + 2:
@@ -427,7 +201,7 @@ class ParameterMode(TorchFunctionMode):
 
     def _lookup(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LinearMap | None:
         names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-        indices, weight, padding, max_norm, *_ = _bound(names, args, kwargs)
+        indices, weight, padding, max_norm, *_ = bound_arguments(names, args, kwargs)
         parameter = self.name_of(weight)
         if parameter is None or max_norm is not None:
             return None
@@ -452,7 +226,7 @@ def _dense(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:
 _ORDER = {False: ("dilation", "groups"), True: ("output_padding", "groups", "dilation")}
 
 
-def _bound(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+def bound_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
 
 
@@ -506,159 +280,3 @@ def _opened(function: Any) -> Function:
     )
     opened.__kwdefaults__ = function.__kwdefaults__
     return opened
-
-
-@dataclass
-class Trace:
-    """What one forward pass showed.
-
-    Attributes:
-        layers: Weight's parameter name → layer, in the order of first use.
-        bent: Parameter name → why the network is not piecewise linear in it; absent where it is.
-        calls: For every use of a parameter in order: (parameter, shape of the result), to find the sample axis.
-        mixed: Layers that are used in more than one form, such as an embedding that is also the last layer.
-    """
-
-    layers: dict[str, Layer] = field(default_factory=dict)
-    bent: dict[str, str] = field(default_factory=dict)
-    calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    mixed: set[str] = field(default_factory=set)
-
-
-class Tracer(ParameterMode):
-    """Follows which parameters every tensor depends on, and which of them an operation bends."""
-
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__(parameters)
-        self.trace = Trace()
-        self._seen: set[str] = set()
-        self._kinds: dict[str, str] = {}
-        self._depends: dict[int, frozenset[str]] = {id(t): frozenset([name]) for name, t in parameters.items()}
-
-    def depends(self, tensor: Any) -> frozenset[str]:
-        """The parameters a tensor depends on. One that came out of nowhere hides all that were used before it."""
-        if not isinstance(tensor, Tensor):
-            return frozenset()
-        found = self._depends.get(id(tensor))
-        if found is None and tensor.requires_grad and tensor.grad_fn is not None:
-            found = frozenset(self._seen)
-            self.bend(found, "an operation that cannot be looked into")
-        return found or frozenset()
-
-    def bend(self, parameters: Iterable[str], reason: str) -> None:
-        for name in parameters:
-            self.trace.bent.setdefault(name, reason)
-
-    def on_linear(self, linear: LinearMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = linear.rebuild(linear.inputs)
-        layer, before = linear.layer, self.depends(linear.inputs)
-        known = self.trace.layers.setdefault(layer.name, layer)
-        if known != layer or self._kinds.setdefault(layer.name, linear.kind) != linear.kind:
-            self.trace.mixed.add(layer.name)
-            self.bend([layer.name], "used in more than one form, such as a matrix and its transpose")
-        if layer.name in before:
-            self.bend([layer.name], "applied to what it already produced")
-        used = {layer.name, self.name_of(linear.bias) or layer.name}
-        self._record(result, before | self.depends(linear.bias) | {layer.name}, used)
-        return result
-
-    def on_other(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = function(*args, **kwargs)
-        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        sets = [self.depends(operand) for operand in operands]
-        union = frozenset().union(*sets) if sets else frozenset()
-        bends = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(result))
-        if union and (bends or name == "setitem"):
-            self._bend_by(name, args, kwargs, operands, sets)
-            self._note_matrices(name, operands)
-            used = {p for p in map(self.name_of, operands) if p is not None}
-            if not isinstance(result, Tensor) or not (name in VECTOR_USES or used <= self._bias(name, args, kwargs)):
-                self.bend(used, f"used by {name} in a way the exact sweep does not know")
-                used = set()
-            if name == "setitem":
-                self._remember(args[0], union)
-            self._record(result, frozenset() if name in ("detach", "data") else union, used)
-        return result
-
-    def _bias(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str | None]:
-        """The parameter that a linear map with a fixed matrix adds to its result."""
-        return {self.name_of(_bound(("input", "weight", "bias"), args, kwargs)[2])} if name in _BIASED else set()
-
-    def _record(self, result: Any, depends: frozenset[str], used: Iterable[str]) -> None:
-        self._seen.update(depends)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                self._remember(leaf, depends)
-                self.trace.calls.extend((name, tuple(leaf.shape)) for name in sorted(used))
-
-    def _remember(self, tensor: Tensor, depends: frozenset[str]) -> None:
-        self._alive.append(tensor)
-        self._depends[id(tensor)] = depends
-
-    def _note_matrices(self, name: str, operands: list[Tensor]) -> None:
-        """A matrix that meets activations in another way is a layer too, though not one the exact sweep knows."""
-        if name not in _PRODUCTS | _RECURRENT or name in ("mul", "prelu"):
-            return
-        for operand in operands:
-            found = self._names.get(id(operand))
-            if found is not None and operand.dim() == 2:
-                self.trace.layers.setdefault(found[0], Layer(found[0]))
-                self.bend([found[0]], f"used by {name} in a way the exact sweep does not know")
-
-    def _bend_by(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        operands: list[Tensor],
-        sets: list[frozenset[str]],
-    ) -> None:
-        union = frozenset().union(*sets)
-        if name in _STRAIGHT:
-            return
-        if name in _PRODUCTS or name in _CONVOLUTIONS or name in _TRANSPOSED:
-            self.bend(_twice(sets), f"a product ({name}) of two tensors that depend on it")
-        elif name == "div":
-            self.bend(self.depends(args[1] if len(args) > 1 else None), "a division by what it produced")
-        elif name == "scaled_dot_product_attention":
-            query, key = _bound(("query", "key"), args, kwargs)
-            self.bend(self.depends(query) | self.depends(key), "attention weights (softmax)")
-        elif name in _NORMALIZATIONS:
-            self._bend_by_normalization(name, args, kwargs)
-        elif name == "pow" and len(args) == 2 and args[1] == 1:
-            return
-        else:
-            self.bend(union, name)
-
-    def _bend_by_normalization(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        inputs = self.depends(args[0] if args else kwargs.get("input"))
-        running = name == "batch_norm" and not _bound(("", "", "", "", "", "training"), args, kwargs)[5]
-        if not running:
-            self.bend(inputs, name)
-        others = [self.depends(leaf) for leaf in tree_leaves((args[1:], dict(kwargs))) if isinstance(leaf, Tensor)]
-        self.bend(_twice([inputs, *others]), name)
-
-
-def _twice(sets: list[frozenset[str]]) -> frozenset[str]:
-    """The parameters that more than one operand depends on."""
-    once: set[str] = set()
-    twice: set[str] = set()
-    for each in sets:
-        twice |= once & each
-        once |= each
-    return frozenset(twice)
-
-
-def trace(run: Callable[[dict[str, Tensor]], Any], parameters: Mapping[str, Tensor]) -> Trace:
-    """Follow one forward pass `run(parameters)`, which returns the outputs."""
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-    tracer = Tracer(leaves)
-    with torch.enable_grad(), tracer:
-        outputs = run(leaves)
-    reached: frozenset[str] = frozenset()
-    for leaf in tree_leaves(outputs):
-        reached |= tracer.depends(leaf)
-    for name in leaves:
-        if name not in reached:
-            tracer.bend([name], "its way to the outputs could not be followed")
-    return tracer.trace

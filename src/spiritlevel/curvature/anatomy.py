@@ -10,8 +10,9 @@ from torch import Tensor
 
 from spiritlevel.batches import Batch
 from spiritlevel.curvature.taps import SampleAxis, sample_axes
-from spiritlevel.layers import Layer, trace
+from spiritlevel.layers import Layer
 from spiritlevel.problem import Problem
+from spiritlevel.tracing import trace
 
 Axes = Mapping[str, list[SampleAxis | None]]
 
