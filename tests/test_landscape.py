@@ -237,3 +237,11 @@ def test_wrong_arguments_are_refused_in_words(trained, options, message):
     model, x, y = trained
     with pytest.raises(sl.SpiritLevelError, match=message):
         landscape.line(model, (x, y), **options)
+
+
+def test_a_loss_of_the_same_name_is_another_loss(trained, tmp_path):
+    model, x, y = trained
+    options = {"count": 1, "points": 3, "file": tmp_path / "grid.json"}
+    first = landscape.line(model, (x, y), lambda f, t: nn.functional.cross_entropy(f, t), **options)
+    second = landscape.line(model, (x, y), lambda f, t: 2 * nn.functional.cross_entropy(f, t), **options)
+    torch.testing.assert_close(second.losses, 2 * first.losses)

@@ -144,9 +144,10 @@ def line(
     low, high = span or ((-0.25, 1.25) if toward else (-1.0, 1.0))
     steps = _grid(low, high, points)
     finder = Finder(problem, chosen, biases, seed)
+    origin = None if toward else f"{directions} {chosen} {biases} {seed}"
     labels, found = finder.find(directions, _at_least(count, 1, "count"))
     jobs = {f"{k}:{i}": {k: float(t)} for k in range(len(found)) for i, t in enumerate(steps)}
-    values = _evaluate(problem, found, jobs, file, progress)
+    values = _evaluate(problem, found, jobs, _Kept(file, origin), progress)
     losses, accuracies = _arrays(values, (len(found), points))
     return Line(steps, losses, accuracies, tuple(labels), chosen, (*problem.notes, *finder.notes))
 
@@ -179,9 +180,10 @@ def surface(
     low, high = span or ((-0.5, 1.5) if toward else (-1.0, 1.0))
     steps = _grid(low, high, points)
     finder = Finder(problem, chosen, biases, seed)
+    origin = None if toward else f"{directions} {chosen} {biases} {seed}"
     labels, found = finder.find(directions, 2)
     jobs = {f"{j}:{i}": {0: float(x), 1: float(y)} for j, y in enumerate(steps) for i, x in enumerate(steps)}
-    values = _evaluate(problem, found, jobs, file, progress)
+    values = _evaluate(problem, found, jobs, _Kept(file, origin), progress)
     losses, accuracies = _arrays(values, (points, points))
     notes = (*problem.notes, *finder.notes)
     return Surface(steps, steps.clone(), losses, accuracies, tuple(labels), chosen, notes)
@@ -218,14 +220,14 @@ def _evaluate(
     problem: Problem,
     directions: Sequence[Parameters],
     jobs: Mapping[str, Mapping[int, float]],
-    file: str | os.PathLike[str] | None,
+    kept: _Kept,
     progress: Progress | None,
 ) -> Values:
-    """Loss and accuracy at θ + Σ step·direction for every job; what `file` has already is not computed again.
+    """Loss and accuracy at θ + Σ step·direction for every job; what is kept already is not computed again.
 
     What is done is written every few points and on the way out, whatever the reason.
     """
-    store = None if file is None else _Store(Path(file), _fingerprint(problem, directions, jobs))
+    store = None if kept.file is None else _Store(Path(kept.file), _fingerprint(problem, directions, jobs, kept.origin))
     values: Values = {} if store is None else store.read(jobs)
     origin = {**_buffers(problem, directions), **problem.parameters}
     try:
@@ -291,6 +293,14 @@ def _arrays(values: Values, shape: tuple[int, int]) -> tuple[Tensor, Tensor | No
 
 
 @dataclass(frozen=True)
+class _Kept:
+    """Where points are kept, and what their directions come from; None where they are known by their entries only."""
+
+    file: str | os.PathLike[str] | None
+    origin: str | None
+
+
+@dataclass(frozen=True)
 class _Store:
     """Points that are done, in a file that belongs to one network, data set and grid."""
 
@@ -314,10 +324,17 @@ class _Store:
         write_whole(self.path, text)
 
 
-def _fingerprint(problem: Problem, directions: Sequence[Parameters], jobs: Mapping[str, Mapping[int, float]]) -> str:
-    """A hash of everything that the values depend on: weights, data, loss, directions, grid."""
-    digest = hashlib.sha256(f"{problem.loss_function.name} {problem.dtype} {dict(jobs)!r}".encode())
-    for tensor in _tensors(problem, directions):
+def _fingerprint(
+    problem: Problem, directions: Sequence[Parameters], jobs: Mapping[str, Mapping[int, float]], origin: str | None
+) -> str:
+    """A hash of everything that the values depend on: weights, data, loss, directions, grid.
+
+    Two losses may share a name, so the loss is known by its value too. An eigenvector is known by where it comes from,
+    because its last digits depend on how many threads found it.
+    """
+    loss = f"{problem.loss_function.name} {problem.loss():.6g}"
+    digest = hashlib.sha256(f"{loss} {problem.dtype} {origin} {dict(jobs)!r}".encode())
+    for tensor in _tensors(problem, directions if origin is None else ()):
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -57,6 +57,14 @@ def test_the_measures_disagree() -> None:
     ]
 
 
+def test_what_a_search_found_is_a_lower_bound_and_does_not_vote() -> None:
+    found = "largest value found by ascent (30 gradients), a lower bound"
+    first, second = (
+        report(kappa_sum=number, rho_sum=value(1 / number, 1e-9, found, "rho_sum")) for number in (1.0, 2.0)
+    )
+    assert answer({"A": first, "B": second}, RECORDS)[0] == "By the one invariant measure “A” is flatter than “B”."
+
+
 def test_a_difference_within_the_errors_is_no_difference() -> None:
     first, second = report(kappa_sum=value(1.0, 0.3)), report(kappa_sum=value(1.5, 0.3))
     assert "No invariant measure can tell “A” and “B” apart within its error." in said({"A": first, "B": second})

@@ -177,6 +177,18 @@ def test_nothing_scrolls_sideways(browser: Any, pages: dict[str, str], name: str
     assert browser.execute_script("return innerWidth") == width
 
 
+def test_on_a_desk_no_table_is_cut_off_and_a_lone_drawing_uses_the_width(browser: Any, pages: dict[str, str]) -> None:
+    visit(browser, pages["demo"])
+    cut = "return [...document.querySelectorAll('.sl-tables .sl-scroll')].filter(t => t.scrollWidth > t.clientWidth).length"
+    assert browser.execute_script(cut) == 0
+    shares = browser.execute_script(
+        "return [...document.querySelectorAll('.sl-lone')].map("
+        "s => s.querySelector('details').getBoundingClientRect().right / document.querySelector('main').clientWidth)"
+    )
+    assert shares
+    assert min(shares) > 0.9
+
+
 @pytest.mark.parametrize("width", [375, 1280])
 @pytest.mark.parametrize("name", PAGES)
 def test_labels_of_pictures_are_large_enough_to_read(
