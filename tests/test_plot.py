@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from scipy import stats
 from torch import nn
 
@@ -79,7 +80,7 @@ def test_a_picture_goes_where_the_user_wants_it(pictures, name):
     assert left.has_data()
     assert not right.has_data()
     assert not figure.legends
-    assert figure.get_layout_engine() is not None  # the user's layout is the user's
+    assert isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine)  # the user's layout is the user's
 
 
 def test_a_line_draws_what_was_computed(network):
