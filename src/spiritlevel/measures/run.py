@@ -57,8 +57,8 @@ def measure(
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> x, y = torch.eye(2), torch.zeros(2, 1)
-    >>> float(measure(model, (x, y), "mse", measures=["hessian_trace"])["hessian_trace"])  # H = 2·(1/2)·I
-    2.0
+    >>> print(measure(model, (x, y), "mse", measures=["hessian_trace"])["hessian_trace"])  # H = 2·(1/2)·I
+    2
     """
     if not (isinstance(tolerance, int | float) and 0 < tolerance < 1):
         raise SpiritLevelError(f"tolerance must be a number between 0 and 1, got {tolerance!r}")
