@@ -9,10 +9,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from spiritlevel.audit import Audit
+    from spiritlevel.spectrum import Spectrum
 
 FORMAT = "spiritlevel-report-1"
 
@@ -151,11 +155,17 @@ class Report:
         return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
     # Presentation lives downstream; these three methods are the only places that look there, and only when called.
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained page."""
+    def to_html(
+        self, path: str | os.PathLike[str], *, audit: Audit | None = None, spectrum: Spectrum | None = None
+    ) -> None:
+        """Write one self-contained page, with the audit and the spectrum of the same model where they are given."""
+        from spiritlevel.report.audit import audit_section
         from spiritlevel.report.page import report_page
+        from spiritlevel.report.spectra import spectrum_section
 
-        write_whole(path, report_page({"": self}))
+        audited = None if audit is None else audit_section(audit)
+        spread = None if spectrum is None else spectrum_section(spectrum)
+        write_whole(path, report_page({"": self}, audit=audited, spectrum=spread))
 
     def __str__(self) -> str:
         from spiritlevel.report.tables import render, report_table

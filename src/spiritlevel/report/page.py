@@ -51,6 +51,7 @@ def report_page(
     *,
     title: str | None = None,
     audit: Section | None = None,
+    spectrum: Section | None = None,
     records: Records | None = None,
 ) -> str:
     """One HTML file for one model or several side by side: the answer, the numbers, the pictures, the cost, the papers.
@@ -59,6 +60,7 @@ def report_page(
         reports: Model's name → its report; the name of a single model may be empty.
         title: The page's title; by default it names the models.
         audit: What the audit of these models found, as a section of its own.
+        spectrum: Their spectra, likewise.
         records: Name → record of the measures; by default those of the library.
     """
     if not reports:
@@ -68,6 +70,7 @@ def report_page(
         audit,
         layer_section(reports),
         neuron_section(reports),
+        spectrum,
         convergence_section(reports),
         cost_section(reports),
     )

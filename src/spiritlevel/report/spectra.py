@@ -20,6 +20,7 @@ from spiritlevel.report.figures import (
 )
 from spiritlevel.report.landscapes import by_name
 from spiritlevel.report.numbers import Cell, Numbers, plain_text, shortened, significant
+from spiritlevel.report.sections import Section
 from spiritlevel.spectrum import OPERATORS, Spectrum
 from spiritlevel.spectrum import spectrum as compute_spectrum
 
@@ -54,6 +55,20 @@ def spectrum(
         legend(axes, len(spectra))
     table = Numbers(("model", "eigenvalue", "density", "± error"), tuple(rows))
     return finished(figure, table, plain_text(title), _spectrum_words(spectra))
+
+
+def spectrum_section(source: Spectrum | Mapping[str, Spectrum]) -> Section:
+    """Spectra as a part of a page: their densities, and the eigenvalues at the ends with their residuals."""
+    spectra = by_name(source, lambda never: never)
+    rows = tuple(
+        (plain_text(name), end, value, residual)
+        for name, each in spectra.items()
+        for end, pairs in (("largest", each.top), ("smallest", each.bottom))
+        for value, residual in ((pair.value, pair.residual) for pair in pairs)
+    )
+    text = "How the eigenvalues are spread, smoothed; the band is two standard errors wide on each side."
+    ends = ("Eigenvalues at the ends", Numbers(("model", "end", "eigenvalue", "residual"), rows))
+    return Section("spectrum", "Spectrum", (text,), (spectrum(spectra),), (ends,))
 
 
 def _draw_density(axes: Axes, index: int, name: str, each: Spectrum, width: float) -> list[tuple[Cell, ...]]:
