@@ -29,10 +29,16 @@ class Budget:
     seconds: float
     started: float = field(default_factory=time.process_time)
     charged: float | None = None
+    longest: float = 0.0
 
     def restart(self) -> None:
         """Count from here: what was done before was only to find a setting."""
+        self.longest = self.at_least()
         self.started = time.process_time()
+
+    def at_least(self) -> float:
+        """What an answer that was stopped would have taken at least: the longest try so far."""
+        return max(self.longest, self.spent())
 
     def charge(self, seconds: float) -> None:
         """Count so much, whatever the clock says."""
