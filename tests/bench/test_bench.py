@@ -157,8 +157,10 @@ def test_the_clock_stops_what_takes_too_long():
         while True:
             pass
 
-    with pytest.raises(clock.OutOfTime), clock.limited(0.05):
+    limit = clock.Limit()
+    with pytest.raises(clock.OutOfTime), clock.limited(0.05, limit):
         forever()
+    assert limit.reached
 
 
 def test_every_contest_asks_what_exists_and_batches_are_equal():

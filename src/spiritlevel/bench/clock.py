@@ -65,11 +65,19 @@ def median(values: list[float]) -> float:
     return float(statistics.median(values))
 
 
+@dataclass
+class Limit:
+    """Whether the time was up: a library may wrap the exception that stopped it."""
+
+    reached: bool = False
+
+
 @contextlib.contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` inside after so many seconds."""
+def limited(seconds: float, limit: Limit) -> Iterator[None]:
+    """Raise `OutOfTime` inside after so many seconds, and note it in `limit`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
+        limit.reached = True
         raise OutOfTime
 
     before = signal.signal(signal.SIGPROF, stop)

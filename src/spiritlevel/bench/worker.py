@@ -7,7 +7,6 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from spiritlevel.bench import ours, peers, reference
-from spiritlevel.bench.clock import Budget, OutOfTime, limited, median, unit_times
+from spiritlevel.bench.clock import Budget, Limit, limited, median, unit_times
 from spiritlevel.bench.subjects import Recipe, Subject, load, prepare
 from spiritlevel.bench.tasks import TASKS, Answer, Arrays, Task, distance
 from spiritlevel.measures.run import measure
@@ -72,14 +71,13 @@ def _one(job: dict[str, Any], subject: Subject, task: Task, truth: dict[str, Arr
     seconds = min(job["seconds"], job["gradients"] * median(before))
     budget = Budget(seconds)
     record: dict[str, Any] = {"library": job["library"], "task": task.name}
-    limit = max(seconds * 1.5, job["seconds"])
-    started = time.process_time()
+    limit = Limit()
     try:
-        with limited(limit):
+        with limited(max(seconds * 1.5, job["seconds"]), limit):
             answer = _asker(job["library"], task)(subject, task, budget)
             spent = budget.spent()
     except Exception as error:
-        if isinstance(error, OutOfTime) or time.process_time() - started >= limit:  # a library may wrap what stopped it
+        if limit.reached:
             return {**record, "status": "over budget", "cost": budget.at_least() / median(before)}
         return _failure(job, task.name, error)
     unit = median([*before, *unit_times(subject.gradient, job["unit_seconds"])])
