@@ -99,6 +99,7 @@ def test_an_estimator_is_charged_what_the_accuracy_asked_would_cost():
 def test_an_answer_that_misses_its_accuracy_does_not_count():
     assert at_accuracy(TASKS["lambda_1e-4"], _measured("PyHessian", "lambda_1e-4", 5.0, 1e-2)) is None
     assert at_accuracy(TASKS["lambda_1e-4"], {"status": "failed"}) is None
+    assert at_accuracy(TASKS["lambda_1e-4"], {"status": "over budget", "cost": 3.0}) is None
 
 
 def test_the_best_peer_sets_the_factor(results):

@@ -77,7 +77,7 @@ def render(results: Results) -> str:
 
 COSTS = (
     "Costs in gradients, and in brackets the relative error against the high-precision value (± the standard error of an "
-    "estimator). `>`: stopped at the limit. –: the library has no such function."
+    "estimator). `>`: stopped at the limit, and left out of the factors. –: the library has no such function, or was not asked on this network."
 )
 
 
@@ -132,12 +132,10 @@ def at_accuracy(task: Task, record: Record | None) -> tuple[float, bool] | None:
     """A peer's cost at the accuracy asked, and whether it is extrapolated; None where it never gets there.
 
     A mean over probes needs (standard error / accuracy)² times as many, Hutch++ is taken to need only the first power of
-    it; an answer stopped at the limit costs at least what it cost so far.
+    it. What an answer that was stopped would have cost is not known.
     """
-    if record is None or record["status"] == "failed":
+    if record is None or record["status"] != "measured":
         return None
-    if record["status"] == "over budget":
-        return float(record["cost"]), True
     error, spread = record.get("error"), record.get("standard_error")
     if spread is not None and spread > task.accuracy:
         return float(record["cost"] * (spread / task.accuracy) ** (1 / record.get("rate", 0.5))), True
