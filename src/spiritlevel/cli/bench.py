@@ -31,8 +31,8 @@ def bench(
     """Measure costs beside the other libraries.
 
     Installs the peers into an environment of its own, runs them and this library in alternation on the same networks,
-    data and accuracy, one thread and one process each, and writes results, tables and pictures. Takes about 25 minutes
-    on a quiet machine.
+    data and accuracy, one thread and one process each, and writes results, tables and pictures. Takes roughly half
+    an hour on a quiet machine.
     """
     from spiritlevel.bench.pictures import write_pictures
     from spiritlevel.bench.run import Settings, run
