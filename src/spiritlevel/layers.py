@@ -73,6 +73,30 @@ def function_name(function: Function) -> str:
     return SYNONYMS.get(name, name)
 
 
+def as_written(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+    """The call as a network would write it: an exported program passes the arguments of some operations in another order."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return function, args, kwargs
+    name = function_name(function)
+    if name == "embedding":
+        weight, indices, padding, by_frequency, sparse = bound_arguments(
+            ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse"), args, kwargs
+        )
+        padding = None if padding is None or padding < 0 else padding
+        return (
+            torch.nn.functional.embedding,
+            (indices, weight, padding, None, 2.0, bool(by_frequency), bool(sparse)),
+            {},
+        )
+    if name in ("batch_norm", "instance_norm"):
+        x, weight, bias, mean, variance, *rest = args
+        written = getattr(torch.nn.functional, name)
+        return written, (x, mean, variance, weight, bias, *rest[:3]), kwargs
+    return function, args, kwargs
+
+
 class ParameterMode(TorchFunctionMode, ABC):
     """Knows which tensors are parameters (or their transposes) while a network runs."""
 
@@ -89,7 +113,7 @@ class ParameterMode(TorchFunctionMode, ABC):
     def __torch_function__(
         self, function: Function, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        function, args, kwargs = as_written(function, args, kwargs or {})
         name = function_name(function)
         if name in COMPOSITE:
             with self:

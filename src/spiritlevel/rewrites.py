@@ -1,12 +1,13 @@
-"""Operations whose second derivative torch lacks or gets wrong, written with operations where it is right.
+"""Operations whose derivatives torch lacks, gets wrong or rounds away, written with operations where they are right.
 
-`_weight_norm` has a double backward that is silently wrong; hard sigmoid and embedding bags have none. (The fused
-attention kernels, which have none either, are avoided by choosing the plain one.)
+`_weight_norm` has a double backward that is silently wrong; hard sigmoid and embedding bags have none. Sparse gradients
+and those scaled by frequency are no gradients that can be differentiated again. (The fused attention kernels, which have
+no second derivative either, are avoided by choosing the plain one.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,22 +15,102 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.layers import as_written, bound_arguments, function_name
+
+# Casts by name; any other operation may name a precision as an argument.
+CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
+LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+
 
 class PlainDerivatives(TorchFunctionMode):
-    """While a network runs, the operations in `REWRITES` are replaced. `used` collects the names of those that were."""
+    """While a network runs, the operations in `REWRITES`, lookups and casts to a lower precision are replaced.
+
+    `used` collects the names of those that were.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.used: set[str] = set()
+        self._padded: list[Tensor] = []  # weights looked up with a padding index, in the order of this pass
+        self._shared: set[int] = set()  # the places in that order whose weight serves another operation too
+
+    def __enter__(self) -> PlainDerivatives:
+        self._padded = []
+        super().__enter__()
+        return self
 
     def __torch_function__(
         self, function: Callable[..., Any], kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        rewrite = REWRITES.get(getattr(function, "__name__", ""))
-        if rewrite is None:
-            return function(*args, **(kwargs or {}))
-        self.used.add(function.__name__.strip("_"))
-        return rewrite(*args, **(kwargs or {}))
+        function, args, kwargs = as_written(function, args, kwargs or {})
+        name = function_name(function)
+        if name == "embedding":
+            return self._lookup(function, args, kwargs)
+        rewrite = REWRITES.get(name)
+        if rewrite is not None:
+            self.used.add(name)
+            if name == "embedding_bag" and isinstance(function, torch._ops.OpOverload):
+                return _exported_embedding_bag(*args, **kwargs)
+            return rewrite(*args, **kwargs)
+        if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+            args, kwargs, kept = _in_full_precision(name, args, kwargs)
+            if kept:
+                self.used.add("a cast to a lower precision")
+                if name in CASTS:
+                    return args[0]
+        result = function(*args, **kwargs)
+        if self._padded and isinstance(result, Tensor) and result.is_floating_point() and name != "detach":
+            operands = (*args, *kwargs.values())
+            self._shared.update(i for i, weight in enumerate(self._padded) if any(weight is each for each in operands))
+        return result
+
+    def _lookup(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """A lookup whose gradient is dense and is that of the loss.
+
+        The row of a padding index is held fixed, as torch does, unless the matrix serves another operation as well
+        (the last layer of a language model): there the row moves, and a gradient that leaves out one of its uses is the
+        gradient of no function.
+        """
+        indices, weight, padding, max_norm, _, by_frequency, sparse = bound_arguments(LOOKUP, args, kwargs)
+        _refuse_renormalization(max_norm)
+        if padding is not None:
+            self._padded.append(weight)
+            if len(self._padded) - 1 in self._shared:
+                padding = None
+                self.used.add("the padding of a tied embedding")
+        if sparse or by_frequency:
+            self.used.add("embedding")
+        result: Tensor = function(indices, weight, padding)
+        return result
+
+
+def _in_full_precision(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+    """The same call without a cast of its first operand to a lower precision, and whether there was one.
+
+    Such casts are written for half precision (`logits.float()`); in double precision they would round.
+    """
+    mine = args[0].dtype
+
+    def lower(entry: Any) -> bool:
+        return isinstance(entry, torch.dtype) and entry.is_floating_point and entry.itemsize < mine.itemsize
+
+    if lower(CASTS.get(name)):
+        return args, kwargs, True
+    if not any(map(lower, args)) and not any(map(lower, kwargs.values())):
+        return args, kwargs, False
+    args = tuple(mine if lower(entry) else entry for entry in args)
+    return args, {key: mine if lower(entry) else entry for key, entry in kwargs.items()}, True
+
+
+def _refuse_renormalization(max_norm: float | None) -> None:
+    if max_norm is not None:
+        raise SpiritLevelError(
+            f"an embedding with max_norm={max_norm} writes into its own weight whenever it runs, so the loss is no function "
+            "of the parameters: run the model once over the data, then set max_norm=None on the module and measure"
+        )
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
@@ -55,6 +136,7 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
+    _refuse_renormalization(max_norm)
     if input.dim() == 1:
         assert offsets is not None, "a flat embedding bag needs offsets"
         ends = offsets[1:] if include_last_offset else torch.cat([offsets[1:], offsets.new_tensor([len(input)])])
@@ -72,8 +154,32 @@ def _embedding_bag(
     return total if mode == "sum" else total / kept.sum(1, keepdim=True).clamp(min=1)
 
 
+def _exported_embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, None, None, None]:
+    """As an exported program calls it: other arguments, and a tuple of which only the first entry is read."""
+    bags = _embedding_bag(
+        indices,
+        weight,
+        offsets,
+        mode=("sum", "mean", "max")[mode],
+        per_sample_weights=per_sample_weights,
+        include_last_offset=include_last_offset,
+        padding_idx=padding_idx,
+    )
+    return bags, None, None, None
+
+
 REWRITES: dict[str, Callable[..., Any]] = {
     "hardsigmoid": _hardsigmoid,
-    "_weight_norm": _weight_norm,
+    "weight_norm": _weight_norm,
     "embedding_bag": _embedding_bag,
 }
