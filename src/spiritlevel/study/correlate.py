@@ -1,0 +1,480 @@
+"""Which measure ranks networks by how they generalize: correlations with bootstrap intervals, and who wins.
+
+Every statistic here is a function of weights: how often each network counts. Weights of one give its value, those of a
+resample with replacement a bootstrap draw, those that leave one network out the jackknife. All draws of all measures come
+from the same resamples, so that differences between measures are paired, and everything is matrix products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.results import GAPS, Axis, Study, csv_text, layer_of
+
+Array = NDArray[np.float64]
+# Weights of networks (draws × networks) → the statistic of every draw, nan where a draw has none.
+Statistic = Callable[[Array], Array]
+
+FEWEST = 6  # networks; with fewer an interval would be invention
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+_COMPETES = 0.9  # the share of networks on which a measure must be defined to compete
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic with its bootstrap interval; nan where there is none."""
+
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def known(self) -> bool:
+        return not math.isnan(self.value)
+
+    @property
+    def bounded(self) -> bool:
+        return not (math.isnan(self.low) or math.isnan(self.high))
+
+
+class Resamples:
+    """How often each network counts in every draw: the same draws for every statistic that is asked."""
+
+    def __init__(self, networks: int, draws: int = RESAMPLES, seed: int = 0) -> None:
+        generator = np.random.default_rng(seed)
+        self.networks = networks
+        self.ones = np.ones((1, networks))
+        self.bootstrap = generator.multinomial(networks, np.full(networks, 1 / networks), size=draws).astype(float)
+        self.jackknife = 1.0 - np.eye(networks)
+
+
+def pearson(x: Array, y: Array) -> Statistic:
+    """Pearson's correlation of x with y: how near they are to a straight line."""
+    deviation_x, deviation_y = _deviations(x), _deviations(y)
+
+    def statistic(weights: Array) -> Array:
+        a, b = deviation_x(weights), deviation_y(weights)
+        return _quotient((weights * a * b).sum(1), (weights * a * a).sum(1), (weights * b * b).sum(1))
+
+    return statistic
+
+
+def spearman(x: Array, y: Array) -> Statistic:
+    """Spearman's correlation: Pearson's of the ranks within the draw, equal values sharing the mean of their ranks."""
+    rank_x, rank_y = _ranks(x), _ranks(y)
+
+    def statistic(weights: Array) -> Array:
+        total = weights.sum(1)
+        middle = (total[:, None] + 1) / 2  # the mean of all ranks of a draw, whatever is tied
+        a, b = rank_x(weights) - middle, rank_y(weights) - middle
+        return _quotient((weights * a * b).sum(1), (weights * a * a).sum(1), (weights * b * b).sum(1))
+
+    return statistic
+
+
+def kendall(x: Array, y: Array) -> Statistic:
+    """Kendall's τ_b: pairs of networks in the same order less those in the opposite one, ties taken from the pairs."""
+    sign_x, sign_y = _signs(x), _signs(y)
+    agreement, differ_x, differ_y = sign_x * sign_y, np.abs(sign_x), np.abs(sign_y)
+
+    def statistic(weights: Array) -> Array:
+        return _quotient(_pairs(agreement, weights), _pairs(differ_x, weights), _pairs(differ_y, weights))
+
+    return statistic
+
+
+def partial(correlation: Callable[[Array, Array], Statistic], x: Array, y: Array, given: Array) -> Statistic:
+    """The correlation of x with y that `given` does not explain: (r_xy − r_xz r_yz) / √((1 − r_xz²)(1 − r_yz²))."""
+    xy, xz, yz = correlation(x, y), correlation(x, given), correlation(y, given)
+
+    def statistic(weights: Array) -> Array:
+        a, b, c = xy(weights), xz(weights), yz(weights)
+        return _quotient(a - b * c, 1 - b**2, 1 - c**2)
+
+    return statistic
+
+
+def granulated(x: Array, y: Array, groups: Sequence[Any]) -> Statistic:
+    """Jiang et al. 2020, ψ: the mean over groups of Kendall's τ_a within a group.
+
+    groups: For every network the values of all factors but one, so that networks of a group differ in that one alone. A
+    pair counts by 1/(pairs of its group): with equal weights that is the mean of the groups' coefficients. A tie counts
+    as neither order, as in their definition.
+    """
+    together = np.asarray(_numbered(groups))
+    same = (together[:, None] == together[None, :]).astype(float)
+    np.fill_diagonal(same, 0.0)
+    sizes = same.sum(1) + 1
+    share = same / np.maximum(sizes * (sizes - 1), 1)[:, None]
+    agreement = _signs(x) * _signs(y) * share
+
+    def statistic(weights: Array) -> Array:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return _pairs(agreement, weights) / _pairs(share, weights)
+
+    return statistic
+
+
+def mean_of(statistics: Sequence[Statistic]) -> Statistic:
+    """Ψ, the mean of the ψ of all factors; of those that a draw knows."""
+
+    def statistic(weights: Array) -> Array:
+        found = np.stack([each(weights) for each in statistics])
+        known = ~np.isnan(found)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean: Array = np.where(known, found, 0.0).sum(0) / known.sum(0)
+        return mean
+
+    return statistic
+
+
+def estimate(statistic: Statistic, resamples: Resamples, confidence: float = CONFIDENCE) -> Estimate:
+    """A statistic with its bootstrap interval, bias-corrected and accelerated (Efron 1987).
+
+    No interval from fewer than six networks, where more than half of the draws have no value, or where every draw has the
+    same: networks in perfect order stay so in every resample, which says nothing about others.
+    """
+    value = float(statistic(resamples.ones)[0])
+    if math.isnan(value) or resamples.networks < FEWEST:
+        return Estimate(value)
+    draws, left_out = statistic(resamples.bootstrap), statistic(resamples.jackknife)
+    known = draws[~np.isnan(draws)]
+    if len(known) < len(draws) / 2 or np.isnan(left_out).any() or np.ptp(known) < 1e-12:
+        return Estimate(value)
+    return Estimate(value, *_accelerated(value, known, left_out, confidence))
+
+
+def _accelerated(value: float, draws: Array, left_out: Array, confidence: float) -> tuple[float, float]:
+    below = (np.sum(draws < value - 1e-12) + np.sum(draws <= value + 1e-12)) / 2
+    # Half a draw from either end: a bias that no draw shows is not infinite.
+    bias = special.ndtri(np.clip(below / len(draws), 0.5 / len(draws), 1 - 0.5 / len(draws)))
+    away = left_out.mean() - left_out
+    spread = float((away**2).sum())
+    skew = float((away**3).sum()) / (6 * spread**1.5) if spread > 0 else 0.0
+    ends = []
+    for share in ((1 - confidence) / 2, (1 + confidence) / 2):
+        z = bias + special.ndtri(share)
+        # Past its pole the correction turns around; there the end of the draws is all that can be said.
+        scaled = 1 - skew * z
+        ends.append(float(np.quantile(draws, special.ndtr(bias + z / scaled) if scaled > 0 else round(share))))
+    return ends[0], ends[1]
+
+
+@dataclass(frozen=True)
+class Duel:
+    """The winner against another measure, on the same resamples."""
+
+    measure: str
+    difference: Estimate
+    p: float
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Which measure correlates most, and by how much more than each other one.
+
+    Attributes:
+        best: The measure with the largest coefficient, or None where none has one.
+        duels: The others from the second down, each with the difference and its p-value. It is adjusted for all pairs of
+            competitors by the largest studentized difference of every resample (Westfall and Young 1993), so that it holds
+            although the winner was picked after looking.
+        networks: How many networks all competitors are defined on.
+        absent: Measures that did not compete, with the reason.
+    """
+
+    best: str | None
+    duels: tuple[Duel, ...]
+    networks: int
+    absent: Mapping[str, str]
+
+
+def contest(
+    values: Mapping[str, Array],
+    gap: Array,
+    correlation: Callable[[Array, Array], Statistic] = kendall,
+    *,
+    draws: int = RESAMPLES,
+    seed: int = 0,
+) -> Contest:
+    """Compare measures by their correlation with the gap, on the networks where all that compete are defined."""
+    absent: dict[str, str] = {}
+    for name, column in values.items():
+        finite = np.isfinite(column)
+        if finite.mean() < _COMPETES:
+            absent[name] = f"finite on {int(finite.sum())} of {len(column)} networks only"
+        elif len(np.unique(column[finite])) < 2:
+            absent[name] = "the same on every network"
+    competing = {name: column for name, column in values.items() if name not in absent}
+    shared = np.isfinite(gap)
+    for column in competing.values():
+        shared &= np.isfinite(column)
+    if not competing or shared.sum() < 3 or len(np.unique(gap[shared])) < 2:
+        return Contest(None, (), int(shared.sum()), absent)
+    resamples = Resamples(int(shared.sum()), draws, seed)
+    statistics = {name: correlation(column[shared], gap[shared]) for name, column in competing.items()}
+    found = {name: float(statistic(resamples.ones)[0]) for name, statistic in statistics.items()}
+    ranked = sorted((name for name in found if not math.isnan(found[name])), key=lambda name: -found[name])
+    if not ranked:
+        return Contest(None, (), int(shared.sum()), absent)
+    p = _adjusted(ranked, found, statistics, resamples)
+    duels = tuple(
+        Duel(other, estimate(_difference(statistics[ranked[0]], statistics[other]), resamples), p[other])
+        for other in ranked[1:]
+    )
+    return Contest(ranked[0], duels, int(shared.sum()), absent)
+
+
+def _difference(one: Statistic, other: Statistic) -> Statistic:
+    return lambda weights: one(weights) - other(weights)
+
+
+def _adjusted(
+    ranked: Sequence[str], found: Mapping[str, float], statistics: Mapping[str, Statistic], resamples: Resamples
+) -> dict[str, float]:
+    """Measure → the adjusted p-value of its difference to the first; nan where there are too few networks."""
+    if resamples.networks < FEWEST or len(ranked) < 2:
+        return dict.fromkeys(ranked[1:], math.nan)
+    draws = np.stack([statistics[name](resamples.bootstrap) for name in ranked])
+    draws = draws[:, ~np.isnan(draws).any(0)]
+    values = np.array([found[name] for name in ranked])
+    largest = np.zeros(draws.shape[1])
+    for i, j in combinations(range(len(ranked)), 2):
+        moved = draws[i] - draws[j]
+        spread = moved.std()
+        if spread > 1e-12:
+            largest = np.maximum(largest, np.abs(moved - (values[i] - values[j])) / spread)
+    p = {}
+    for j in range(1, len(ranked)):
+        spread = (draws[0] - draws[j]).std()
+        away = values[0] - values[j]
+        # Two measures that every resample ranks alike differ by nothing, or by something certain.
+        reached = np.sum(largest >= away / spread) if spread > 1e-12 else len(largest) if away < 1e-12 else 0
+        p[ranked[j]] = float((reached + 1) / (len(largest) + 1))
+    return p
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """A quantity against a gap: every coefficient with its interval.
+
+    `psi` holds Jiang et al.'s coefficient for every factor, `psi_mean` their mean over all factors but seeds.
+    """
+
+    quantity: str
+    rescaled: bool
+    gap: str
+    networks: int
+    pearson: Estimate = Estimate()
+    spearman: Estimate = Estimate()
+    kendall: Estimate = Estimate()
+    partial_pearson: Estimate = Estimate()
+    partial_spearman: Estimate = Estimate()
+    psi: Mapping[str, Estimate] = field(default_factory=dict)
+    psi_mean: Estimate = Estimate()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a study's numbers say.
+
+    Attributes:
+        rows: The correlations of every quantity that was measured: networks' with every gap, layers' with the study's own.
+        contests: Rescaled or not → who wins by Kendall's τ with the study's gap.
+    """
+
+    rows: tuple[Correlations, ...]
+    contests: Mapping[bool, Contest]
+    axes: tuple[Axis, ...]
+    draws: int
+
+    def row(self, quantity: str, gap: str, rescaled: bool = False) -> Correlations | None:
+        wanted = (quantity, gap, rescaled)
+        return next((row for row in self.rows if (row.quantity, row.gap, row.rescaled) == wanted), None)
+
+
+def answers(study: Study, *, draws: int = RESAMPLES, seed: int = 0) -> Answers:
+    """Correlate every measured quantity with the gaps, before and after random rescaling, and find the winner."""
+    if draws < 100:
+        raise SpiritLevelError(f"an interval needs at least 100 resamples, got {draws}")
+    gaps = {name: np.array([cell.gap(name) for cell in study.measured]) for name in GAPS}
+    loss = np.array([cell.trained("train_loss") for cell in study.measured])
+    groups = {axis.name: _other_factors(study, axis) for axis in study.axes}
+    chosen = [axis.name for axis in study.axes if not axis.is_seed]
+    rows: list[Correlations] = []
+    contests: dict[bool, Contest] = {}
+    for rescaled in (False, True):
+        columns = {name: np.array(study.column(name, rescaled)) for name in study.quantities()}
+        columns = {name: column for name, column in columns.items() if not (rescaled and np.isnan(column).all())}
+        if rescaled and not columns:
+            break
+        for name, column in columns.items():
+            layer = layer_of(name)[1] is not None
+            for gap in [study.gap] if layer else [study.gap, *(each for each in GAPS if each != study.gap)]:
+                known = groups if not layer and gap == study.gap else {}
+                rows.append(_correlated((name, rescaled, gap), column, gaps[gap], loss, known, chosen, draws, seed))
+        network = {name: column for name, column in columns.items() if layer_of(name)[1] is None}
+        contests[rescaled] = contest(network, gaps[study.gap], draws=draws, seed=seed)
+    return Answers(tuple(rows), contests, study.axes, draws)
+
+
+def _correlated(
+    label: tuple[str, bool, str],
+    x: Array,
+    y: Array,
+    loss: Array,
+    groups: Mapping[str, list[Any]],
+    chosen: Sequence[str],
+    draws: int,
+    seed: int,
+) -> Correlations:
+    finite = np.isfinite(x) & np.isfinite(y)
+    count = int(finite.sum())
+    missing = len(x) - count
+    left = f"{missing} network{'' if missing == 1 else 's'} without a finite value" if missing else ""
+    if count < 3:
+        return Correlations(*label, count, note=_joined(f"{count} networks are too few", left))
+    a, b, z = x[finite], y[finite], loss[finite]
+    for what, column in (("measure", a), ("gap", b)):
+        if _constant(column):
+            return Correlations(*label, count, note=_joined(f"the {what} is the same on every network", left))
+    resamples = Resamples(count, draws, seed)
+    psi = {name: granulated(a, b, _kept(members, finite)) for name, members in groups.items()}
+    sure = bool(np.isfinite(z).all()) and not _constant(z)
+    tau = estimate(kendall(a, b), resamples)
+    few = f"fewer than {FEWEST} networks: no interval" if count < FEWEST else ""
+    same = "" if few or tau.bounded else "every resample gives the same τ: no interval"
+    return Correlations(
+        *label,
+        count,
+        pearson=estimate(pearson(a, b), resamples),
+        spearman=estimate(spearman(a, b), resamples),
+        kendall=tau,
+        partial_pearson=estimate(partial(pearson, a, b, z), resamples) if sure else Estimate(),
+        partial_spearman=estimate(partial(spearman, a, b, z), resamples) if sure else Estimate(),
+        psi={name: estimate(statistic, resamples) for name, statistic in psi.items()},
+        psi_mean=estimate(mean_of([psi[name] for name in chosen]), resamples) if psi and chosen else Estimate(),
+        note=_joined(few, same, left, "" if sure else "the train loss is the same on every network: no partial"),
+    )
+
+
+def correlations_csv(found: Answers, study: Study) -> str:
+    """`correlations.csv`: one row for every quantity, gap and variant, with intervals as `_low` and `_high`."""
+    kinds = ("pearson", "spearman", "kendall", "partial_pearson", "partial_spearman")
+    factors = [f"psi[{axis.name}]" for axis in found.axes]
+    duel = ("best", "behind_best", "behind_best_low", "behind_best_high", "p_behind_best")
+    columns = ["measure", "layer", "variant", "gap", "networks", *(c for k in (*kinds, "psi_mean") for c in _ends(k))]
+    columns += [column for factor in factors for column in _ends(factor)] + [*duel, "note"]
+    return csv_text(columns, (_csv_row(row, found, study, kinds) for row in found.rows))
+
+
+def _csv_row(row: Correlations, found: Answers, study: Study, kinds: Sequence[str]) -> dict[str, Any]:
+    base, layer = layer_of(row.quantity)
+    cells: dict[str, Any] = {
+        "measure": base,
+        "layer": layer or "",
+        "variant": "rescaled" if row.rescaled else "trained",
+        "gap": row.gap,
+        "networks": row.networks,
+        "note": row.note,
+    }
+    estimates = {kind: getattr(row, kind) for kind in (*kinds, "psi_mean")}
+    estimates |= {f"psi[{name}]": psi for name, psi in row.psi.items()}
+    if layer is None and row.gap == study.gap:
+        held = found.contests[row.rescaled]
+        duel = next((duel for duel in held.duels if duel.measure == row.quantity), None)
+        cells["best"] = held.best == row.quantity
+        if duel is not None:
+            estimates["behind_best"], cells["p_behind_best"] = duel.difference, duel.p
+    for name, each in estimates.items():
+        cells |= dict(zip(_ends(name), (each.value, each.low, each.high), strict=True))
+    return cells
+
+
+def _ends(name: str) -> tuple[str, str, str]:
+    return name, f"{name}_low", f"{name}_high"
+
+
+def _other_factors(study: Study, axis: Axis) -> list[Any]:
+    """For every measured network its level on all other axes."""
+    others = [each for each in study.axes if each is not axis]
+    return [tuple(each.level(cell) for each in others) for cell in study.measured]
+
+
+def _kept(members: Sequence[Any], mask: NDArray[np.bool_]) -> list[Any]:
+    return [member for member, keep in zip(members, mask, strict=True) if keep]
+
+
+def _numbered(groups: Sequence[Any]) -> list[int]:
+    known: dict[Any, int] = {}
+    return [known.setdefault(group, len(known)) for group in groups]
+
+
+def _constant(column: Array) -> bool:
+    """Whether a column does not move beyond rounding."""
+    return bool(np.ptp(column) <= 1e-12 * np.abs(column).max())
+
+
+def _deviations(x: Array) -> Statistic:
+    """The distances of all networks from the mean of every draw (draws × networks), the largest drawn one being 1.
+
+    Measures span many magnitudes: a draw without the largest networks must not drown in their rounding.
+    """
+    scaled = x / (np.abs(x).max() or 1.0)
+
+    def deviations(weights: Array) -> Array:
+        drawn = weights > 0
+        away = scaled - (weights @ scaled / weights.sum(1))[:, None]
+        size = np.where(drawn, np.abs(away), 0.0).max(1)
+        moves = size > 1e-13 * np.where(drawn, np.abs(scaled), 0.0).max(1)
+        found: Array = np.where(moves[:, None], away / np.where(moves, size, 1.0)[:, None], 0.0)
+        return found
+
+    return deviations
+
+
+def _ranks(x: Array) -> Statistic:
+    """The ranks of all networks within every draw (draws × networks), equal values sharing their mean rank."""
+    order = np.argsort(x, kind="stable")
+    ordered = x[order]
+    left, right = np.searchsorted(ordered, x, "left"), np.searchsorted(ordered, x, "right")
+
+    def ranks(weights: Array) -> Array:
+        upto = np.zeros((len(weights), len(x) + 1))
+        np.cumsum(weights[:, order], axis=1, out=upto[:, 1:])
+        return (upto[:, left] + upto[:, right] + 1) / 2
+
+    return ranks
+
+
+def _signs(x: Array) -> Array:
+    signs: Array = np.sign(x[:, None] - x[None, :])
+    return signs
+
+
+def _pairs(matrix: Array, weights: Array) -> Array:
+    """Σ w_i w_j matrix_ij for every draw. The diagonal is zero: a network drawn twice makes no pair with itself."""
+    total: Array = np.einsum("di,di->d", weights @ matrix, weights)
+    return total
+
+
+def _quotient(product: Array, square_x: Array, square_y: Array) -> Array:
+    """product/√(square_x square_y) within [−1, 1]; nan where one of them does not move."""
+    moves = (square_x > 1e-12) & (square_y > 1e-12)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = product / np.sqrt(np.where(moves, square_x, 1.0) * np.where(moves, square_y, 1.0))
+    return np.where(moves, np.clip(found, -1.0, 1.0), np.nan)
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)

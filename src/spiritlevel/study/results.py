@@ -1,0 +1,411 @@
+"""A study's folder, read: every cell with what it was, how it ended and what was measured; and `results.csv`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from spiritlevel.errors import SpiritLevelError
+
+Status = Literal["measured", "excluded", "failed", "unfinished"]
+
+# What the papers call generalization. The network with the larger number generalizes worse, in each of them.
+GAPS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
+    "gap_accuracy": lambda t: t["train_accuracy"] - t["test_accuracy"],  # tsuzuku2019, section 6
+    "gap_loss": lambda t: t["test_loss"] - t["train_loss"],  # petzka2019, section 4, up to a constant factor
+    "test_error": lambda t: 1.0 - t["test_accuracy"],  # rangamani2019, Table 4, where every train accuracy is 1
+}
+
+# κ of a layer is neither a sum nor a maximum; the measures over layers share it.
+_LAYER_NAMES = {
+    "kappa_max": "kappa",
+    "kappa_sum": "kappa",
+    "kappa_trace_max": "kappa_trace",
+    "kappa_trace_sum": "kappa_trace",
+}
+_OUTCOMES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+# Name in a result → column. What may also be a factor is named so that it cannot be taken for one.
+_TRAINING = {
+    "reached": "reached",
+    "stop_reason": "stop_reason",
+    "epochs": "epochs_trained",
+    "steps": "steps_trained",
+    "seconds": "training_seconds",
+    "train_loss": "train_loss",
+    "train_accuracy": "train_accuracy",
+    "test_loss": "test_loss",
+    "test_accuracy": "test_accuracy",
+    "gradient_norm": "gradient_norm",
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A measured number: of a network, or of one of its layers."""
+
+    value: float
+    error: float
+    converged: bool
+
+
+# "kappa_trace_sum" or "kappa_trace[fc1.weight]" → its value.
+Quantities = Mapping[str, Quantity]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A network made as sharp as `target` to the plain Hessian norm without changing its function, measured again."""
+
+    target: float
+    output_change: float
+    measures: Quantities
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network of a study.
+
+    Attributes:
+        hash: Its folder's name.
+        factors: What distinguishes it.
+        status: `measured` where it reached the stopping rule and was measured; only those take part in statistics.
+        reason: Why it was not measured, in words; empty where it was.
+        training: Losses, accuracies and how training ended; empty where it never ended.
+        measures: Network and layer quantities.
+        rescaled: The same of a twin with randomly rescaled layers; empty where there is none.
+    """
+
+    hash: str
+    factors: Mapping[str, Any]
+    seed: int | None
+    status: Status
+    reason: str
+    training: Mapping[str, Any] = field(default_factory=dict)
+    measures: Quantities = field(default_factory=dict)
+    rescaled: Quantities = field(default_factory=dict)
+    attacks: tuple[Attack, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    problem: Mapping[str, Any] = field(default_factory=dict)
+
+    def gap(self, name: str) -> float:
+        """The generalization gap by one of the definitions in `GAPS`; nan where a number for it is missing."""
+        return GAPS[name]({key: self.trained(key) for key in _OUTCOMES})
+
+    def trained(self, name: str) -> float:
+        """A number of the training, nan where it is missing."""
+        return _number(self.training.get(name))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A factor of the grid, or several that are tied and move together."""
+
+    members: tuple[str, ...]
+    levels: tuple[tuple[Any, ...], ...]
+
+    @property
+    def name(self) -> str:
+        return " and ".join(self.members)
+
+    @property
+    def is_seed(self) -> bool:
+        """A seed is chance, not a choice: no measure is asked to rank it."""
+        return all(member.rpartition(".")[2] == "seed" for member in self.members)
+
+    @property
+    def numeric(self) -> bool:
+        return all(isinstance(level[0], int | float) and not isinstance(level[0], bool) for level in self.levels)
+
+    def level(self, cell: Cell) -> int:
+        """The index of the cell's level."""
+        return self.levels.index(tuple(_plain(cell.factors.get(member)) for member in self.members))
+
+    def text(self, level: int) -> str:
+        """A level as a reader sees it: `1000 / 0.02` where two factors are tied."""
+        return " / ".join(factor_text(entry) for entry in self.levels[level])
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's folder as it stands: its grid, and every cell in the grid's order."""
+
+    folder: Path
+    name: str
+    title: str
+    version: str
+    paper: str | None
+    gap: str
+    config: Mapping[str, Any]
+    axes: tuple[Axis, ...]
+    cells: tuple[Cell, ...]
+    strangers: int
+    reductions: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> tuple[Cell, ...]:
+        return tuple(cell for cell in self.cells if cell.status == "measured")
+
+    def with_status(self, status: Status) -> tuple[Cell, ...]:
+        return tuple(cell for cell in self.cells if cell.status == status)
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for cell in self.cells for name in cell.factors))
+
+    def quantities(self, layers: bool | None = None) -> tuple[str, ...]:
+        """The quantities measured on at least one network; `layers` keeps those of layers, or those of networks."""
+        names = dict.fromkeys(name for cell in self.measured for name in cell.measures)
+        return tuple(name for name in names if layers is None or layers == (layer_of(name)[1] is not None))
+
+    def column(self, name: str, rescaled: bool = False) -> list[float]:
+        """A quantity of every measured network, nan where it has none."""
+        found = [(cell.rescaled if rescaled else cell.measures).get(name) for cell in self.measured]
+        return [math.nan if quantity is None else quantity.value for quantity in found]
+
+
+def read_study(folder: str | os.PathLike[str]) -> Study:
+    """Everything that a study's folder holds so far. A cell without a result is unfinished, never left out."""
+    root = Path(folder)
+    plain = _study_file(root)
+    cells = tuple(_read_cell(root / "cells" / str(entry["hash"]), entry) for entry in plain["cells"])
+    known = {cell.hash for cell in cells}
+    present = [path.name for path in (root / "cells").iterdir() if path.is_dir()] if (root / "cells").is_dir() else []
+    return Study(
+        folder=root,
+        name=str(plain["name"]),
+        title=str(plain.get("title") or plain["name"]),
+        version=str(plain.get("version", "")),
+        paper=plain.get("paper"),
+        gap="gap_loss" if plain.get("gap") == "loss" else "gap_accuracy",
+        config=plain.get("config") or {},
+        axes=_axes(cells, plain.get("tied") or []),
+        cells=cells,
+        strangers=sum(name not in known and not name.startswith(".") for name in present),
+        reductions=tuple(map(str, plain.get("reductions") or ())),
+    )
+
+
+def layer_of(name: str) -> tuple[str, str | None]:
+    """A quantity's name apart.
+
+    >>> layer_of("kappa_trace[fc1.weight]"), layer_of("rho_sum")
+    (('kappa_trace', 'fc1.weight'), ('rho_sum', None))
+    """
+    if not name.endswith("]"):
+        return name, None
+    base, _, layer = name[:-1].partition("[")
+    return base, layer
+
+
+def factor_text(entry: Any) -> str:
+    """A factor's value as a reader sees it.
+
+    >>> factor_text(0.02), factor_text(1000), factor_text("xavier"), factor_text(["a", 1])
+    ('0.02', '1000', 'xavier', '["a", 1]')
+    """
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, float):
+        return f"{entry:g}"
+    return json.dumps(entry)
+
+
+def results_csv(study: Study) -> str:
+    """`results.csv`: one row a cell, also for those that have no result.
+
+    Factors, how the cell ended and why, losses and accuracies, the gap by each paper's definition, and for every
+    quantity its value, its error (`.error`) and whether it reached the tolerance (`.converged`); those of the randomly
+    rescaled twin carry `@rescaled`. What does not exist stays empty.
+    """
+    quantities = dict.fromkeys(_quantity_columns(study))
+    seed = () if "seed" in study.factors else ("seed",)
+    columns = ("hash", "status", "reason", *study.factors, *seed, *_TRAINING.values(), *GAPS, *quantities)
+    return csv_text(columns, (_row(cell, seed) for cell in study.cells))
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A table with a header; numbers in full, nothing for nan."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_csv_cell(row.get(column)) for column in columns])
+    return stream.getvalue()
+
+
+def _study_file(root: Path) -> dict[str, Any]:
+    path = root / "study.json"
+    if not path.is_file():
+        raise SpiritLevelError(
+            f"{root} is no study's folder: it has no study.json; pass the folder of `study run --out`"
+        )
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        if {"name", "cells"} <= set(plain) and all("hash" in entry for entry in plain["cells"]):
+            return dict(plain)
+    except (OSError, ValueError, TypeError) as error:
+        raise SpiritLevelError(f"{path} cannot be read ({error}); run the study again to write it anew") from error
+    raise SpiritLevelError(f"{path} names no cells; run the study again to write it anew")
+
+
+def _read_cell(folder: Path, entry: Mapping[str, Any]) -> Cell:
+    """The cell as its folder tells it: a result before a failure, a failure before nothing."""
+    identity = (str(entry["hash"]), dict(entry.get("factors") or {}))
+    described, _ = _json(folder / "cell.json")
+    seed = (described or {}).get("seed", entry.get("seed"))
+    result, damage = _json(folder / "result.json")
+    if damage:
+        return Cell(*identity, seed, "failed", f"{damage}; delete it and run the study again")
+    if result is not None:
+        try:
+            return _cell_of(identity, seed, result)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            told = f"result.json is not a cell's result ({error!r}); delete it and run the study again"
+            return Cell(*identity, seed, "failed", told)
+    failure, damage = _json(folder / "failed.json")
+    if failure is not None or damage:
+        return Cell(*identity, seed, "failed", damage or _failure(failure or {}))
+    return Cell(*identity, seed, "unfinished", "no result yet")
+
+
+def _cell_of(identity: tuple[str, dict[str, Any]], seed: int | None, result: Mapping[str, Any]) -> Cell:
+    training, measures = dict(result["training"]), result.get("measures")
+    reached = bool(training.get("reached"))
+    measured = reached and measures is not None
+    stopped = str(training.get("stop_reason") or "no reason given")
+    reason = (
+        "" if measured else "reached the stopping rule, but was not measured" if reached else _missed(stopped, training)
+    )
+    return Cell(
+        *identity,
+        result.get("seed", seed),
+        "measured" if measured else "excluded",
+        reason,
+        training,
+        _quantities(measures) if measured else {},
+        _quantities(result.get("rescaled")) if measured else {},
+        tuple(
+            Attack(_number(each["target"]), _number(each.get("output_change")), _quantities(each["measures"]))
+            for each in (result.get("attacks") or ())
+            if measured
+        ),
+        result.get("environment") or {},
+        result.get("data") or {},
+        (measures or {}).get("problem") or {},
+    )
+
+
+def _missed(stopped: str, training: Mapping[str, Any]) -> str:
+    """Why a network is excluded, with where it got to."""
+    accuracy, loss = _number(training.get("train_accuracy")), _number(training.get("train_loss"))
+    return f"did not reach the stopping rule ({stopped}): train accuracy {accuracy:.4g}, train loss {loss:.3g}"
+
+
+def _failure(failure: Mapping[str, Any]) -> str:
+    attempts = failure.get("attempts")
+    # The last line of an error says what happened; the rest stays in failed.json.
+    told = (str(failure.get("error") or "unknown error").strip().splitlines() or ["unknown error"])[-1]
+    return told + (f" ({attempts} attempts)" if isinstance(attempts, int) and attempts > 1 else "")
+
+
+def _json(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """A file's content, or None where there is none; and what is wrong with it."""
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError) as error:
+        return None, f"{path.name} cannot be read ({error})"
+    return (plain, "") if isinstance(plain, dict) else (None, f"{path.name} holds no object")
+
+
+def _quantities(report: Mapping[str, Any] | None) -> dict[str, Quantity]:
+    """Every value of a saved report, then those of its layers."""
+    found: dict[str, Quantity] = {}
+    layers: dict[str, Quantity] = {}
+    for name, value in ((report or {}).get("values") or {}).items():
+        converged = bool(value["converged"])
+        found[name] = Quantity(_number(value["value"]), _number(value["error"]), converged)
+        errors = value.get("layer_errors") or {}
+        for layer, entry in (value.get("layers") or {}).items():
+            key = f"{_LAYER_NAMES.get(name, name)}[{layer}]"
+            layers[key] = Quantity(_number(entry), _number(errors.get(layer, 0.0)), converged)
+    return {**found, **layers}
+
+
+def _axes(cells: Sequence[Cell], tied: Sequence[Sequence[str]]) -> tuple[Axis, ...]:
+    """What the cells differ in: tied factors as one, and none that is the same everywhere."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell.factors))
+    axes: list[Axis] = []
+    for name in names:
+        members = next((tuple(m for m in group if m in names) for group in tied if name in group), (name,))
+        if any(name in axis.members for axis in axes):
+            continue
+        levels = dict.fromkeys(tuple(_plain(cell.factors.get(member)) for member in members) for cell in cells)
+        if len(levels) > 1:
+            axes.append(Axis(members, tuple(sorted(levels, key=_level_order))))
+    return tuple(axes)
+
+
+def _level_order(level: tuple[Any, ...]) -> tuple[tuple[int, float, str], ...]:
+    """Numbers by size, all else by its text, after them."""
+    return tuple(
+        (0, float(entry), "")
+        if isinstance(entry, int | float) and not isinstance(entry, bool)
+        else (1, 0.0, str(entry))
+        for entry in level
+    )
+
+
+def _plain(entry: Any) -> Any:
+    """An entry that can be compared and hashed."""
+    return json.dumps(entry, sort_keys=True) if isinstance(entry, list | dict) else entry
+
+
+def _quantity_columns(study: Study) -> Iterator[str]:
+    for variant, suffix in (("measures", ""), ("rescaled", "@rescaled")):
+        cells: list[Quantities] = [getattr(cell, variant) for cell in study.measured]
+        for name in dict.fromkeys(name for quantities in cells for name in quantities):
+            yield name + suffix
+            # The error of a layer that is exact everywhere, and its flag, which is the measure's, would only add columns.
+            exact = all(quantities[name].error == 0 for quantities in cells if name in quantities)
+            if layer_of(name)[1] is None or not exact:
+                yield f"{name}{suffix}.error"
+            if layer_of(name)[1] is None:
+                yield f"{name}{suffix}.converged"
+
+
+def _row(cell: Cell, seed: tuple[str, ...]) -> dict[str, Any]:
+    row: dict[str, Any] = {"hash": cell.hash, "status": cell.status, "reason": cell.reason, **cell.factors}
+    row |= dict.fromkeys(seed, cell.seed)
+    row |= {column: cell.training.get(key) for key, column in _TRAINING.items()}
+    row |= {name: cell.gap(name) for name in GAPS}
+    for quantities, suffix in ((cell.measures, ""), (cell.rescaled, "@rescaled")):
+        for name, quantity in quantities.items():
+            row[name + suffix] = quantity.value
+            row[f"{name}{suffix}.error"] = quantity.error
+            row[f"{name}{suffix}.converged"] = quantity.converged
+    return row
+
+
+def _csv_cell(entry: Any) -> str:
+    if entry is None or (isinstance(entry, float) and math.isnan(entry)):
+        return ""
+    if isinstance(entry, bool):
+        return "true" if entry else "false"
+    if isinstance(entry, float):
+        return repr(entry)
+    return entry if isinstance(entry, str) else json.dumps(entry)
+
+
+def _number(entry: Any) -> float:
+    """A number of a result; JSON has no inf and no nan, so that these come as text, and what is missing is nan."""
+    return math.nan if entry is None else float(entry)
