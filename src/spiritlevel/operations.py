@@ -48,7 +48,7 @@ STRAIGHT = _words("""
     avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d upsample interpolate
     pixel_shuffle pixel_unshuffle channel_shuffle dropout dropout1d dropout2d dropout3d alpha_dropout
     feature_alpha_dropout feature_dropout to type float double type_as diagonal diag diag_embed tril triu trace
-    identity zero data relu relu6 leaky_relu rrelu threshold hardtanh hardsigmoid hardshrink softshrink clamp
+    identity zero data index_add scatter_add relu relu6 leaky_relu rrelu threshold hardtanh hardsigmoid hardshrink softshrink clamp
     clamp_min clamp_max abs max min maximum minimum fmax fmin amax amin max_pool1d max_pool2d max_pool3d
     boolean_dispatch max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool1d
     adaptive_max_pool2d adaptive_max_pool3d adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -42,16 +42,24 @@ def _keeping_activations() -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode, plain attention kernels and no recomputing inside; modes and every random state back on the way out.
+    """Eval mode, full precision, plain attention kernels and no recomputing inside; modes and every random state back on
+    the way out.
 
-    The fused attention kernels and the fast path of transformers have no second derivative.
+    The fused attention kernels and the fast path of transformers have no second derivative; autocast, which a caller may
+    still have on from training, would round every activation.
     """
     modes = [(module, module.training) for module in model.modules()]
     state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     fast = torch.backends.mha.get_fastpath_enabled()
-    quiet = torch.inference_mode(False), torch.random.fork_rng(devices=devices), sdpa_kernel(SDPBackend.MATH)
-    with quiet[0], quiet[1], quiet[2], _keeping_activations():
+    with ExitStack() as quiet:
+        quiet.enter_context(torch.inference_mode(False))
+        quiet.enter_context(torch.random.fork_rng(devices=devices))
+        quiet.enter_context(sdpa_kernel(SDPBackend.MATH))
+        quiet.enter_context(_keeping_activations())
+        for kind in {"cpu", *(p.device.type for p in model.parameters())}:
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                quiet.enter_context(torch.autocast(kind, enabled=False))
         try:
             torch.backends.mha.set_fastpath_enabled(False)
             for module, _ in modes:

@@ -37,7 +37,7 @@ class PlainDerivatives(TorchFunctionMode):
 
     def __enter__(self) -> PlainDerivatives:
         self._padded = []
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __torch_function__(
@@ -139,19 +139,27 @@ def _embedding_bag(
     _refuse_renormalization(max_norm)
     if input.dim() == 1:
         assert offsets is not None, "a flat embedding bag needs offsets"
-        ends = offsets[1:] if include_last_offset else torch.cat([offsets[1:], offsets.new_tensor([len(input)])])
-        starts = offsets[: len(ends)]
-        bags = [_embedding_bag(input[a:b].unsqueeze(0), weight, mode=mode, padding_idx=padding_idx,
-                               per_sample_weights=None if per_sample_weights is None else per_sample_weights[a:b][None])
-                for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]  # fmt: skip
-        return torch.cat(bags)
-    entries = F.embedding(input, weight)
-    kept = torch.ones_like(input, dtype=torch.bool) if padding_idx is None else input != padding_idx
+        last = offsets[-1:] if include_last_offset else offsets.new_tensor([len(input)])
+        starts = offsets[:-1] if include_last_offset else offsets
+        lengths = torch.cat([starts[1:], last]) - starts
+        input = input[: int(last)]
+        bag = torch.repeat_interleave(torch.arange(len(starts), device=input.device), lengths)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights[: len(input)]
+    else:
+        bag = torch.arange(len(input), device=input.device).repeat_interleave(input.shape[1])
+        lengths = torch.full((len(input),), input.shape[1], device=input.device)
+    entries, tokens = F.embedding(input, weight).flatten(0, -2), input.flatten()
+    kept = torch.ones_like(tokens, dtype=torch.bool) if padding_idx is None else tokens != padding_idx
     if mode == "max":
-        return entries.masked_fill(~kept.unsqueeze(2), -torch.inf).amax(1).masked_fill(~kept.any(1, keepdim=True), 0.0)
-    weights = kept.to(entries.dtype) if per_sample_weights is None else per_sample_weights * kept
-    total = (entries * weights.unsqueeze(2)).sum(1)
-    return total if mode == "sum" else total / kept.sum(1, keepdim=True).clamp(min=1)
+        bags = zip(torch.split(entries, lengths.tolist()), torch.split(kept, lengths.tolist()), strict=True)
+        return torch.stack([e[k].amax(0) if bool(k.any()) else e.new_zeros(e.shape[1]) for e, k in bags])
+    weights = kept.to(entries.dtype) if per_sample_weights is None else per_sample_weights.flatten() * kept
+    total = entries.new_zeros(len(lengths), entries.shape[1]).index_add(0, bag, entries * weights.unsqueeze(1))
+    if mode == "sum":
+        return total
+    counts = entries.new_zeros(len(lengths)).index_add(0, bag, kept.to(entries.dtype))
+    return total / counts.clamp(min=1).unsqueeze(1)
 
 
 def _exported_embedding_bag(

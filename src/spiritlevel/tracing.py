@@ -154,11 +154,19 @@ class Tracer(ParameterMode):
 
     def _bend_by_normalization(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         inputs = self.depends(args[0] if args else kwargs.get("input"))
-        running = name == "batch_norm" and not bound_arguments(("", "", "", "", "", "training"), args, kwargs)[5]
-        if not running:
+        if not _uses_running_statistics(name, args, kwargs):
             self.bend(inputs, name)
         others = [self.depends(leaf) for leaf in tree_leaves((args[1:], dict(kwargs))) if isinstance(leaf, Tensor)]
         self.bend(_twice([inputs, *others]), name)
+
+
+def _uses_running_statistics(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a normalization divides by numbers that were counted in training, which makes it linear."""
+    flag = {"batch_norm": "training", "instance_norm": "use_input_stats"}.get(name)
+    if flag is None:
+        return False
+    given = bound_arguments(("", "", "", "", "", flag), args, kwargs)[5]
+    return not given and (given is not None or name == "batch_norm")
 
 
 def _twice(sets: list[frozenset[str]]) -> frozenset[str]:
