@@ -22,6 +22,7 @@ from spiritlevel.cli.measure import measure
 from spiritlevel.cli.measures import measures
 from spiritlevel.cli.sharpen import sharpen
 from spiritlevel.cli.spectrum import spectrum
+from spiritlevel.cli.study import study
 from spiritlevel.errors import SpiritLevelError
 
 # In the order in which `spiritlevel --help` lists them.
@@ -69,6 +70,7 @@ def _root(
 
 for _command in COMMANDS:
     app.command()(_command)
+app.add_typer(study)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,126 @@
+"""`spiritlevel study`: train many networks, measure each minimum, see what goes with generalization."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spiritlevel.cli.options import Quiet, check_folder
+
+study = typer.Typer(
+    name="study",
+    help="Train many networks, measure each minimum, find what ranks them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+NameOrFile = Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A built-in study or a file.")]
+StudyFolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a study that was run.")]
+Quick = Annotated[bool, typer.Option("--quick", help="The small version: embedded digits, minutes on two cores.")]
+DataFolder = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Where the data are, for studies on MNIST or CIFAR-10.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: training.epochs=5, seeds=3; may be repeated."),
+]
+Folder = Annotated[Path, typer.Option(metavar="FOLDER", help="For results; a run that was stopped goes on there.")]
+EngineName = Annotated[str, typer.Option(metavar="local|ray|slurm", help="Where cells are computed.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cells at the same time; one a core by default.")]
+Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="A running Ray cluster to join.")]
+
+
+@study.command("list")
+def list_command() -> None:
+    """List the built-in studies."""
+    from spiritlevel.study.config import list_studies, read_study
+
+    table = Table("study", "what", "networks", "quick", box=None, pad_edge=False)
+    for name, title in list_studies().items():
+        full, quick = len(read_study(name).cells()), len(read_study(name, quick=True).cells())
+        table.add_row(name, title, str(full), str(quick))
+    Console().print(table)
+
+
+@study.command()
+def show(name: NameOrFile) -> None:
+    """Print a study's file, to read or to start your own from."""
+    from spiritlevel.study.config import read_study, read_text
+
+    read_study(name)
+    print(read_text(name)[0], end="")
+
+
+@study.command()
+def run(
+    name: NameOrFile,
+    folder: Folder,
+    quick: Quick = False,
+    data_folder: DataFolder = None,
+    set_: Overrides = None,
+    engine: EngineName = "local",
+    workers: Workers = None,
+    address: Address = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train and measure every network of a study, then write its report.
+
+    Stopped in whatever way, the same command goes on where it was.
+    """
+    from spiritlevel.study.config import read_study
+    from spiritlevel.study.engines import make_engine
+    from spiritlevel.study.progress import StudyProgress
+    from spiritlevel.study.run import run_study
+    from spiritlevel.study.store import StudyFolder
+
+    read = read_study(
+        name, quick=quick, data_folder=None if data_folder is None else str(data_folder), overrides=set_ or ()
+    )
+    check_folder("--folder", folder)
+    made = make_engine(engine, workers=workers, address=address, logs=folder / "jobs")
+    summary = run_study(read, StudyFolder(folder), made, StudyProgress(quiet))
+    if summary.done:
+        _write_report(folder, quiet)
+    if summary.failed:
+        print(f"{len(summary.failed)} of {summary.total} cells failed; see `spiritlevel study status {folder}`")
+        raise typer.Exit(1)
+
+
+@study.command()
+def status(
+    folder: StudyFolderArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say how far a study is, which networks are excluded and which failed, and why."""
+    from spiritlevel.study.run import summarize
+    from spiritlevel.study.store import StudyFolder
+
+    summary = summarize(StudyFolder(folder))
+    if as_json:
+        print(json.dumps({**vars(summary), "missing": summary.missing}, indent=1))
+        return
+    print(f"{len(summary.done)} of {summary.total} cells done, {len(summary.failed)} failed, {summary.missing} missing")
+    if summary.excluded:
+        print(f"{len(summary.excluded)} did not reach what the study requires: {', '.join(summary.excluded)}")
+    for name, error in summary.failed.items():
+        print(f"{name} failed: {error}")
+
+
+@study.command()
+def report(folder: StudyFolderArgument, quiet: Quiet = False) -> None:
+    """Write results.csv, correlations.csv and report.html of a study, finished or not."""
+    _write_report(folder, quiet)
+
+
+def _write_report(folder: Path, quiet: bool) -> None:
+    from spiritlevel.report.study import write_study_report
+
+    write_study_report(folder)
+    if not quiet:
+        print(f"wrote {folder / 'report.html'}", file=sys.stderr)

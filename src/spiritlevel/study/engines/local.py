@@ -1,0 +1,87 @@
+"""Processes of this machine: one a task, the cores divided among them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from spiritlevel.study.engines import Outcome, Task
+from spiritlevel.study.store import CellFolder
+from spiritlevel.study.worker import UNTIL_STDIN_CLOSES
+
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+LOOK_AGAIN = 0.05
+LAST_WORDS = 2000
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class LocalEngine:
+    """As many processes as `workers`, by default one a core; each has its share of the cores as threads."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or available_cores()
+        self.threads = max(1, available_cores() // self.workers)
+        self._processes: dict[Task, subprocess.Popen[bytes]] = {}
+
+    @property
+    def free(self) -> int:
+        """How many more tasks it takes now."""
+        return self.workers - len(self._processes)
+
+    @property
+    def running(self) -> int:
+        """How many tasks it has."""
+        return len(self._processes)
+
+    def submit(self, task: Task) -> None:
+        """Start a process; it ends with this one, because it notices when its standard input closes."""
+        command = [sys.executable, "-m", "spiritlevel.study.worker", UNTIL_STDIN_CLOSES, *map(str, task.cells)]
+        threads = {name: str(self.threads) for name in THREAD_SETTINGS}
+        with CellFolder(task.cells[0].parent).log.open("ab") as log:
+            self._processes[task] = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **threads},
+                start_new_session=True,  # an interruption reaches this process alone, which then ends the others
+            )
+
+    def finished(self) -> list[tuple[Task, Outcome]]:
+        """Tasks whose process ended."""
+        ended = {task: code for task, process in self._processes.items() if (code := process.poll()) is not None}
+        for task in ended:
+            self._forget(task)
+        if not ended:
+            time.sleep(LOOK_AGAIN)
+        return [(task, Outcome(code, last_words(task))) for task, code in ended.items()]
+
+    def stop(self) -> None:
+        """End all processes; what they had not finished is not in their folders."""
+        for process in self._processes.values():
+            process.kill()
+        for task, process in list(self._processes.items()):
+            process.wait()
+            self._forget(task)
+
+    def _forget(self, task: Task) -> None:
+        process = self._processes.pop(task)
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def last_words(task: Task) -> str:
+    """The end of what the task's process said."""
+    try:
+        with CellFolder(task.cells[0].parent).log.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - LAST_WORDS))
+            return log.read().decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""

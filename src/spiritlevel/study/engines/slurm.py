@@ -1,0 +1,69 @@
+"""Jobs of a Slurm cluster through submitit; where there is no Slurm, submitit's own processes on this machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.engines import Outcome, Task
+from spiritlevel.study.worker import CRASHED, compute
+
+# Slurm is asked about all jobs at once and seldom; looking at their files costs nothing.
+LOOK_AGAIN = 1.0
+# Jobs in the queue at the same time unless --workers says otherwise.
+MOST_JOBS = 200
+
+
+class SlurmEngine:
+    """One job for each task; the cluster must see the study's folder under the same path."""
+
+    def __init__(
+        self, workers: int | None = None, logs: Path = Path("jobs"), settings: dict[str, Any] | None = None
+    ) -> None:
+        try:
+            import submitit
+        except ImportError:
+            raise SpiritLevelError(
+                "engine 'slurm' needs submitit, which is not installed: pip install \"spiritlevel[slurm]\""
+            ) from None
+        self.executor: Any = submitit.AutoExecutor(folder=logs)
+        self.executor.update_parameters(name="spiritlevel", **{**DEFAULTS, **(settings or {})})
+        self.most = workers or MOST_JOBS
+        self._jobs: dict[Task, Any] = {}
+
+    @property
+    def free(self) -> int:
+        """How many more tasks it takes now."""
+        return self.most - len(self._jobs)
+
+    @property
+    def running(self) -> int:
+        """How many tasks it has."""
+        return len(self._jobs)
+
+    def submit(self, task: Task) -> None:
+        """Queue a job."""
+        self._jobs[task] = self.executor.submit(compute, [str(path.absolute()) for path in task.cells])
+
+    def finished(self) -> list[tuple[Task, Outcome]]:
+        """Tasks whose job ended."""
+        ended = [task for task, job in self._jobs.items() if job.done()]
+        if not ended:
+            time.sleep(LOOK_AGAIN)
+        return [(task, self._outcome(self._jobs.pop(task))) for task in ended]
+
+    @staticmethod
+    def _outcome(job: Any) -> Outcome:
+        error = job.exception()
+        return Outcome(job.result()) if error is None else Outcome(CRASHED, str(error))
+
+    def stop(self) -> None:
+        """Cancel all jobs."""
+        for job in self._jobs.values():
+            job.cancel()
+        self._jobs.clear()
+
+
+DEFAULTS = {"timeout_min": 24 * 60, "cpus_per_task": 1}

@@ -1,0 +1,186 @@
+"""Running a study: write down its cells, give the unfinished ones to an engine, keep count."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.config import Cell, Study
+from spiritlevel.study.engines import Engine, Outcome, Task
+from spiritlevel.study.progress import Count, StudyProgress
+from spiritlevel.study.store import CellFolder, StudyFolder, hash_of
+from spiritlevel.study.train import Samples, build, ensemble_size, load_samples
+from spiritlevel.study.worker import DISK_FULL, HELD, REFUSED, is_disk_full
+
+# A worker that was killed or crashed is tried once more.
+MOST_ATTEMPTS = 2
+# Seconds before looking again at a cell that another run holds.
+HELD_PAUSE = 2.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is in a study's folder: cells by state. `excluded` are done but did not reach what the study requires."""
+
+    total: int
+    done: tuple[str, ...]
+    excluded: tuple[str, ...]
+    failed: dict[str, str]
+
+    @property
+    def missing(self) -> int:
+        """Cells without result or failure."""
+        return self.total - len(self.done) - len(self.failed)
+
+
+def summarize(folder: StudyFolder) -> Summary:
+    """Look at every cell of the study in `folder`."""
+    cells = folder.cells()
+    results = {cell.hash: result for cell in cells if (result := cell.result()) is not None}
+    failures = {cell.hash: failure["error"] for cell in cells if (failure := cell.failure()) is not None}
+    excluded = tuple(name for name, result in results.items() if not result["training"]["reached"])
+    return Summary(len(cells), tuple(results), excluded, failures)
+
+
+def run_study(study: Study, folder: StudyFolder, engine: Engine, progress: StudyProgress) -> Summary:
+    """Compute every cell that has no result yet. Stops all workers however it ends."""
+    try:
+        prepared = prepare(study, folder)
+        with progress:
+            _Run(prepared, engine, progress).to_the_end()
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise SpiritLevelError(
+            f"no space left for {folder.path}: stopped. Results that exist are whole; free some space and run the same "
+            "command again, it goes on where it was"
+        ) from None
+    finally:
+        engine.stop()
+    return summarize(folder)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Cells by how they are computed: each group is a task."""
+
+    groups: tuple[tuple[CellFolder, ...], ...]
+
+
+def prepare(study: Study, folder: StudyFolder) -> Prepared:
+    """Load the data, build every kind of network once, write the cells down; refuses what cannot work before any does."""
+    cells = study.cells()
+    samples: dict[str, Samples] = {}
+    together: dict[str, int] = {}
+    hashes: dict[str, str] = {}
+    for cell in cells:
+        data = cell.config.data.model_copy(update={"label_noise": 0.0})
+        key = data.model_dump_json()
+        if key not in samples:
+            samples[key] = load_samples(data)
+        point = cell.config.model_copy(update={"seed": 0}).model_dump_json()
+        if point not in together:
+            together[point] = ensemble_size(cell.config, build(cell.config, samples[key].train))
+        hashes[hash_of(cell.config, samples[key].fingerprint)] = samples[key].fingerprint
+    sizes = [together[cell.config.model_copy(update={"seed": 0}).model_dump_json()] for cell in cells]
+    folders = folder.write(study, hashes)
+    return Prepared(tuple(tuple(folders[i] for i in group) for group in _groups(cells, sizes)))
+
+
+def _groups(cells: Sequence[Cell], sizes: Sequence[int]) -> list[list[int]]:
+    """Positions of cells that are trained together, those of the first seeds of every point first.
+
+    So a study that is cut short has some of everything.
+    """
+    points: dict[str, list[int]] = defaultdict(list)
+    for position, cell in enumerate(cells):
+        points[cell.config.model_copy(update={"seed": 0}).model_dump_json()].append(position)
+    chunks = [
+        (start, group[start : start + sizes[group[0]]])
+        for group in points.values()
+        for start in range(0, len(group), sizes[group[0]])
+    ]
+    return [chunk for _, chunk in sorted(chunks, key=lambda entry: entry[0])]
+
+
+class _Run:
+    def __init__(self, prepared: Prepared, engine: Engine, progress: StudyProgress) -> None:
+        self.engine, self.progress = engine, progress
+        self.cells = [cell for group in prepared.groups for cell in group]
+        self.failed: set[CellFolder] = set()
+        self.done = {cell for cell in self.cells if cell.done}
+        self.found = len(self.done)
+        tasks = (Task(tuple(cell.cell for cell in group)) for group in prepared.groups)
+        self.queue = deque(task for task in tasks if not self._ended(task))
+        self.submitted: set[Task] = set()
+        self.later: list[tuple[float, Task]] = []
+
+    def _folders(self, task: Task) -> list[CellFolder]:
+        return [CellFolder(path.parent) for path in task.cells]
+
+    def _ended(self, task: Task) -> bool:
+        return all(folder in self.done or folder in self.failed for folder in self._folders(task))
+
+    def to_the_end(self) -> None:
+        self._show()
+        while self.queue or self.later or self.engine.running:
+            self._return_held()
+            while self.queue and self.engine.free > 0:
+                task = self.queue.popleft()
+                self.engine.submit(task)
+                self.submitted.add(task)
+            for task, outcome in self.engine.finished():
+                self.submitted.remove(task)
+                self._take(task, outcome)
+            self._show()
+
+    def _show(self) -> None:
+        running = sum(folder not in self.done for task in self.submitted for folder in self._folders(task))
+        self.progress.show(Count(len(self.cells), len(self.done), self.found, running, len(self.failed)))
+
+    def _return_held(self) -> None:
+        """Cells of another run: done by now, or looked at again."""
+        now = time.monotonic()
+        waiting, self.later = self.later, []
+        for ready, task in waiting:
+            self._look(task)
+            if self._ended(task):
+                continue
+            if now >= ready:
+                self.queue.append(task)
+            else:
+                self.later.append((ready, task))
+
+    def _look(self, task: Task) -> None:
+        self.done.update(folder for folder in self._folders(task) if folder.done)
+
+    def _take(self, task: Task, outcome: Outcome) -> None:
+        self._look(task)
+        if outcome.code == DISK_FULL:
+            raise OSError(28, os.strerror(28))
+        if outcome.code == HELD:
+            self.later.append((time.monotonic() + HELD_PAUSE, task))
+            return
+        open_cells = [folder for folder in self._folders(task) if folder not in self.done]
+        if not open_cells:
+            return
+        if outcome.code == REFUSED or task.attempt + 1 >= MOST_ATTEMPTS:
+            for folder in open_cells:
+                self._fail(folder, task, outcome)
+            return
+        # Each alone, so that a cell that crashes again costs no other one.
+        self.queue.extendleft(replace(task, cells=(folder.cell,), attempt=task.attempt + 1) for folder in open_cells)
+
+    def _fail(self, folder: CellFolder, task: Task, outcome: Outcome) -> None:
+        self.failed.add(folder)
+        failure = folder.failure()
+        if failure is None or outcome.code < 0:
+            ended = f"was killed by signal {-outcome.code}" if outcome.code < 0 else f"ended with code {outcome.code}"
+            folder.write_failure(f"the worker {ended}", outcome.said, task.attempt + 1)
+            failure = folder.failure()
+        assert failure is not None
+        self.progress.tell(f"cell {folder.hash} failed: {failure['error']}")

@@ -1,0 +1,194 @@
+"""One cell, or several that differ in their seed only: settings in, results out. `python -m spiritlevel.study.worker cell.json`
+
+Doing a cell twice does nothing the second time. A training that is complete is measured without training again.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import platform
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spiritlevel._version import __version__
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.checkpoint import load_checkpoint, save_checkpoint
+from spiritlevel.study.config import CellConfig
+from spiritlevel.study.measuring import measure_cell, measured_samples
+from spiritlevel.study.store import CellFolder, locked
+from spiritlevel.study.train import Samples, Trained, build, load_samples, train
+
+DONE, CRASHED, REFUSED, DISK_FULL, HELD, ORPHANED = 0, 1, 2, 74, 75, 76
+"""What a worker leaves with: refused input is not tried again, a cell that another process holds is looked at later."""
+
+UNTIL_STDIN_CLOSES = "--until-stdin-closes"
+
+
+def compute(paths: Sequence[str | os.PathLike[str]]) -> int:
+    """Compute the cells whose `cell.json` are at `paths`; what went wrong is in each cell's `failed.json`."""
+    folders = [CellFolder(Path(path).parent) for path in paths]
+    if all(folder.done for folder in folders):
+        return DONE
+    try:
+        with locked(folders) as held:
+            return _compute(folders) if held else HELD
+    except Exception as error:
+        if is_disk_full(error):
+            return DISK_FULL
+        raise
+
+
+def _compute(folders: list[CellFolder]) -> int:
+    pending = [folder for folder in folders if not folder.done]
+    with _Failures(pending) as failures:
+        settings = {folder: folder.settings() for folder in folders}
+        configs = {folder: CellConfig.model_validate(settings[folder]["config"]) for folder in folders}
+        samples = _load(configs[folders[0]], settings[folders[0]]["fingerprint"])
+        if any(folder.training() is None for folder in pending):
+            _train(folders, configs, samples)
+    if failures.outcome != DONE:
+        return failures.outcome
+    outcomes = [_measure(folder, settings[folder], configs[folder], samples) for folder in pending]
+    return next((outcome for outcome in outcomes if outcome != DONE), DONE)
+
+
+class _Failures:
+    """Writes what goes wrong inside to every one of the cells; a full disk and an interruption go through."""
+
+    def __init__(self, folders: Sequence[CellFolder]) -> None:
+        self.folders, self.outcome = folders, DONE
+
+    def __enter__(self) -> _Failures:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None or not isinstance(error, Exception) or is_disk_full(error):
+            return False
+        self.outcome = REFUSED if isinstance(error, SpiritLevelError) else CRASHED
+        text = "".join(traceback.format_exception(error))
+        print(text, file=sys.stderr, flush=True)
+        said = str(error) if isinstance(error, SpiritLevelError) else f"{type(error).__name__}: {error}"
+        for folder in self.folders:
+            attempts = (folder.failure() or {}).get("attempts", 0)
+            folder.write_failure(said, text, attempts + 1)
+        return True
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether there was no space or quota left to write to; safetensors says so in words only."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or os.strerror(errno.ENOSPC) in str(error)
+
+
+def _load(config: CellConfig, fingerprint: str) -> Samples:
+    samples = load_samples(config.data)
+    if samples.fingerprint != fingerprint:
+        raise SpiritLevelError(
+            f"{config.data.spec} has other content than when the study was started; run the study again, "
+            "which makes new cells for it"
+        )
+    return samples
+
+
+def _train(folders: list[CellFolder], configs: dict[CellFolder, CellConfig], samples: Samples) -> None:
+    """Train all cells together, as the study has it, and keep those that were not trained yet."""
+    trained = train([configs[folder] for folder in folders], samples)
+    for folder, network in zip(folders, trained, strict=True):
+        if folder.training() is None:
+            folder.write_curve(network.curve)
+            save_checkpoint(network.model, folder.checkpoint)
+            folder.write_training(_described(network))
+
+
+def _described(network: Trained) -> dict[str, Any]:
+    last = asdict(network.curve[-1])
+    numbers = {key: last[key] for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")}
+    return {
+        "reached": network.reached,
+        "stop_reason": network.stop_reason,
+        "epochs": last["epoch"],
+        "steps": network.steps,
+        "seconds": network.seconds,
+        **{key: value if math.isfinite(value) else str(value) for key, value in numbers.items()},
+        "train_error": 1 - network.curve[-1].train_accuracy,
+        "gradient_norm": network.gradient_norm if math.isfinite(network.gradient_norm) else str(network.gradient_norm),
+        "ensemble": network.ensemble,
+    }
+
+
+def _measure(folder: CellFolder, settings: dict[str, Any], config: CellConfig, samples: Samples) -> int:
+    with _Failures([folder]) as failures:
+        training = folder.training()
+        assert training is not None
+        data = measured_samples(config, samples)
+        found: dict[str, Any] = {"measures": None, "rescaled": None, "attacks": []}
+        wanted = training["reached"] or config.measure.measure_excluded
+        if wanted and training["stop_reason"] != "diverged":
+            model = load_checkpoint(build(config, samples.train), folder.checkpoint).eval()
+            found = measure_cell(config, model, data)
+        folder.write_result(
+            {
+                "hash": folder.hash,
+                "factors": settings["factors"],
+                "seed": config.seed,
+                "training": training,
+                **found,
+                "environment": _environment(),
+                "data": {
+                    "name": config.data.name,
+                    "fingerprint": samples.fingerprint,
+                    "samples_train": len(samples.train),
+                    "samples_test": len(samples.test),
+                    "samples_measured": len(data[0]),
+                },
+            }
+        )
+    return failures.outcome
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "spiritlevel": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "host": platform.node(),
+    }
+
+
+def _leave_when_stdin_closes() -> None:
+    """End this process when the one that started it ends: even one that is killed closes its pipes."""
+
+    def wait() -> None:
+        while os.read(0, 1):  # not through sys.stdin, whose lock would be held when python ends
+            pass
+        os._exit(ORPHANED)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The cells named on the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if UNTIL_STDIN_CLOSES in given:
+        given.remove(UNTIL_STDIN_CLOSES)
+        _leave_when_stdin_closes()
+    if not given or any(argument.startswith("-") for argument in given):
+        print("usage: python -m spiritlevel.study.worker CELL.json ...", file=sys.stderr)
+        return REFUSED
+    return compute(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
