@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -49,6 +50,12 @@ class Estimate:
 
 class Resamples:
     """How often each network counts in every draw: the same draws for every statistic that is asked."""
+
+    @classmethod
+    @cache
+    def of(cls, networks: int, draws: int, seed: int) -> Resamples:
+        """Drawn once for every number of networks."""
+        return cls(networks, draws, seed)
 
     def __init__(self, networks: int, draws: int = RESAMPLES, seed: int = 0) -> None:
         generator = np.random.default_rng(seed)
@@ -138,6 +145,22 @@ def mean_of(statistics: Sequence[Statistic]) -> Statistic:
     return statistic
 
 
+def effect(y: Array, step: Array, held: Sequence[Array] = ()) -> Statistic:
+    """The least-squares coefficient of `step` in y = a + b·step + Σ c·held: what a step does with the others held equal."""
+    columns = [np.ones_like(y), step, *(_centred(column) for column in held)]
+    design = np.stack(columns, axis=1)
+    squares = (design[:, :, None] * design[:, None, :]).reshape(len(y), -1)
+
+    def statistic(weights: Array) -> Array:
+        gram = (weights @ squares).reshape(len(weights), len(columns), len(columns))
+        solvable = np.linalg.cond(gram) < 1e10
+        gram[~solvable] = np.eye(len(columns))
+        found = np.linalg.solve(gram, (weights @ (design * y[:, None]))[:, :, None])[:, 1, 0]
+        return np.where(solvable, found, np.nan)
+
+    return statistic
+
+
 def estimate(statistic: Statistic, resamples: Resamples, confidence: float = CONFIDENCE) -> Estimate:
     """A statistic with its bootstrap interval, bias-corrected and accelerated (Efron 1987).
 
@@ -220,7 +243,7 @@ def contest(
         shared &= np.isfinite(column)
     if not competing or shared.sum() < 3 or len(np.unique(gap[shared])) < 2:
         return Contest(None, (), int(shared.sum()), absent)
-    resamples = Resamples(int(shared.sum()), draws, seed)
+    resamples = Resamples.of(int(shared.sum()), draws, seed)
     statistics = {name: correlation(column[shared], gap[shared]) for name, column in competing.items()}
     found = {name: float(statistic(resamples.ones)[0]) for name, statistic in statistics.items()}
     ranked = sorted((name for name in found if not math.isnan(found[name])), key=lambda name: -found[name])
@@ -261,6 +284,62 @@ def _adjusted(
         reached = np.sum(largest >= away / spread) if spread > 1e-12 else len(largest) if away < 1e-12 else 0
         p[ranked[j]] = float((reached + 1) / (len(largest) + 1))
     return p
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """How many times larger a measure is at the last level of a factor than at its first.
+
+    Attributes:
+        times: The ratio of geometric means, other factors held equal.
+        at_equal_loss: The same at equal train loss, by least squares on logarithms.
+        overlap: Whether the train losses of the two levels overlap; if not, `at_equal_loss` is an extrapolation.
+    """
+
+    measure: str
+    first: str
+    last: str
+    networks: int
+    times: Estimate
+    at_equal_loss: Estimate
+    overlap: bool
+
+
+def contrasts(study: Study, axis: Axis, *, draws: int = RESAMPLES, seed: int = 0) -> tuple[Contrast, ...]:
+    """Every measure that is positive on all networks at the first and the last level of a factor, compared."""
+    ends = (0, len(axis.levels) - 1)
+    chosen = [i for i, cell in enumerate(study.measured) if axis.level(cell) in ends]
+    cells = [study.measured[i] for i in chosen]
+    step = np.array([float(axis.level(cell) == ends[1]) for cell in cells])
+    if min(step.sum(), (1 - step).sum()) < 2:
+        return ()
+    dummies = [
+        np.array([float(other.level(cell) == level) for cell in cells])
+        for other in study.axes
+        if other is not axis and not other.is_seed
+        for level in range(1, len(other.levels))
+    ]
+    held = [dummy for dummy in dummies if not _constant(dummy)]
+    losses = np.array([cell.trained("train_loss") for cell in cells])
+    logged = bool((losses > 0).all()) and not _constant(losses)
+    overlap = logged and losses[step == 0].max() > losses[step == 1].min() and losses[step == 1].max() > losses[step == 0].min()  # fmt: skip
+    resamples = Resamples.of(len(cells), draws, seed)
+    found = []
+    for name in study.quantities(layers=False):
+        values = np.array(study.column(name))[chosen]
+        if np.isfinite(values).all() and (values > 0).all():
+            plain = _powers(estimate(effect(np.log(values), step, held), resamples))
+            equal = [*held, np.log(losses)] if logged else None
+            adjusted = (
+                Estimate() if equal is None else _powers(estimate(effect(np.log(values), step, equal), resamples))
+            )
+            texts = (axis.text(ends[0]), axis.text(ends[1]))
+            found.append(Contrast(name, *texts, len(cells), plain, adjusted, bool(overlap)))
+    return tuple(found)
+
+
+def _powers(found: Estimate) -> Estimate:
+    return Estimate(*(math.exp(end) for end in (found.value, found.low, found.high)))
 
 
 @dataclass(frozen=True)
@@ -348,7 +427,7 @@ def _correlated(
     for what, column in (("measure", a), ("gap", b)):
         if _constant(column):
             return Correlations(*label, count, note=_joined(f"the {what} is the same on every network", left))
-    resamples = Resamples(count, draws, seed)
+    resamples = Resamples.of(count, draws, seed)
     psi = {name: granulated(a, b, _kept(members, finite)) for name, members in groups.items()}
     sure = bool(np.isfinite(z).all()) and not _constant(z)
     tau = estimate(kendall(a, b), resamples)
@@ -423,6 +502,13 @@ def _numbered(groups: Sequence[Any]) -> list[int]:
 def _constant(column: Array) -> bool:
     """Whether a column does not move beyond rounding."""
     return bool(np.ptp(column) <= 1e-12 * np.abs(column).max())
+
+
+def _centred(column: Array) -> Array:
+    """Around zero and of size one, so that the normal equations stay solvable."""
+    away = column - column.mean()
+    centred: Array = away / (np.abs(away).max() or 1.0)
+    return centred
 
 
 def _deviations(x: Array) -> Statistic:

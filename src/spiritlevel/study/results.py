@@ -74,11 +74,11 @@ class Cell:
 
     Attributes:
         hash: Its folder's name.
-        factors: What distinguishes it.
+        factors: What distinguishes it, apart from its seed.
         status: `measured` where it reached the stopping rule and was measured; only those take part in statistics.
         reason: Why it was not measured, in words; empty where it was.
         training: Losses, accuracies and how training ended; empty where it never ended.
-        measures: Network and layer quantities.
+        measures: Network and layer quantities; an excluded network can have them too.
         rescaled: The same of a twin with randomly rescaled layers; empty where there is none.
     """
 
@@ -94,6 +94,11 @@ class Cell:
     environment: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     problem: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def coordinates(self) -> Mapping[str, Any]:
+        """Its place in the grid: the factors and the seed."""
+        return self.factors if "seed" in self.factors or self.seed is None else {**self.factors, "seed": self.seed}
 
     def gap(self, name: str) -> float:
         """The generalization gap by one of the definitions in `GAPS`; nan where a number for it is missing."""
@@ -113,7 +118,13 @@ class Axis:
 
     @property
     def name(self) -> str:
+        """As the study names it: `training.batch_size and training.learning_rate`."""
         return " and ".join(self.members)
+
+    @property
+    def label(self) -> str:
+        """The same in short: `batch_size and learning_rate`."""
+        return " and ".join(map(short_name, self.members))
 
     @property
     def is_seed(self) -> bool:
@@ -126,7 +137,7 @@ class Axis:
 
     def level(self, cell: Cell) -> int:
         """The index of the cell's level."""
-        return self.levels.index(tuple(_plain(cell.factors.get(member)) for member in self.members))
+        return self.levels.index(tuple(_plain(cell.coordinates.get(member)) for member in self.members))
 
     def text(self, level: int) -> str:
         """A level as a reader sees it: `1000 / 0.02` where two factors are tied."""
@@ -205,6 +216,16 @@ def layer_of(name: str) -> tuple[str, str | None]:
     return base, layer
 
 
+def short_name(factor: str) -> str:
+    """A setting without its section.
+
+    >>> short_name("training.batch_size"), short_name("model.name")
+    ('batch_size', 'model')
+    """
+    section, _, key = factor.rpartition(".")
+    return section if key == "name" and section else key
+
+
 def factor_text(entry: Any) -> str:
     """A factor's value as a reader sees it.
 
@@ -216,6 +237,23 @@ def factor_text(entry: Any) -> str:
     if isinstance(entry, float):
         return f"{entry:g}"
     return json.dumps(entry)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A training, epoch by epoch: column → its numbers."""
+
+    columns: Mapping[str, tuple[float, ...]]
+
+
+def read_curve(study: Study, cell: Cell) -> Curve:
+    """The training curve of a cell; without columns where there is none, or none that can be read."""
+    try:
+        text = (study.folder / "cells" / cell.hash / "curve.csv").read_text(encoding="utf-8")
+        rows = list(csv.DictReader(io.StringIO(text)))
+        return Curve({name: tuple(float(row[name] or "nan") for row in rows) for name in (rows[0] if rows else ())})
+    except (OSError, ValueError, TypeError):
+        return Curve({})
 
 
 def results_csv(study: Study) -> str:
@@ -290,12 +328,11 @@ def _cell_of(identity: tuple[str, dict[str, Any]], seed: int | None, result: Map
         "measured" if measured else "excluded",
         reason,
         training,
-        _quantities(measures) if measured else {},
-        _quantities(result.get("rescaled")) if measured else {},
+        _quantities(measures),
+        _quantities(result.get("rescaled")),
         tuple(
             Attack(_number(each["target"]), _number(each.get("output_change")), _quantities(each["measures"]))
             for each in (result.get("attacks") or ())
-            if measured
         ),
         result.get("environment") or {},
         result.get("data") or {},
@@ -336,20 +373,31 @@ def _quantities(report: Mapping[str, Any] | None) -> dict[str, Quantity]:
         found[name] = Quantity(_number(value["value"]), _number(value["error"]), converged)
         errors = value.get("layer_errors") or {}
         for layer, entry in (value.get("layers") or {}).items():
-            key = f"{_LAYER_NAMES.get(name, name)}[{layer}]"
-            layers[key] = Quantity(_number(entry), _number(errors.get(layer, 0.0)), converged)
+            layers[f"{_layer_name(name)}[{layer}]"] = Quantity(
+                _number(entry), _number(errors.get(layer, 0.0)), converged
+            )
     return {**found, **layers}
+
+
+def _layer_name(name: str) -> str:
+    """What a measure's layers hold; options and another loss, in brackets after the name, stay.
+
+    >>> _layer_name("kappa_trace_sum(loss=mse)"), _layer_name("rho_max")
+    ('kappa_trace(loss=mse)', 'rho_max')
+    """
+    base, bracket, options = name.partition("(")
+    return _LAYER_NAMES.get(base, base) + bracket + options
 
 
 def _axes(cells: Sequence[Cell], tied: Sequence[Sequence[str]]) -> tuple[Axis, ...]:
     """What the cells differ in: tied factors as one, and none that is the same everywhere."""
-    names = list(dict.fromkeys(name for cell in cells for name in cell.factors))
+    names = list(dict.fromkeys(name for cell in cells for name in cell.coordinates))
     axes: list[Axis] = []
     for name in names:
         members = next((tuple(m for m in group if m in names) for group in tied if name in group), (name,))
         if any(name in axis.members for axis in axes):
             continue
-        levels = dict.fromkeys(tuple(_plain(cell.factors.get(member)) for member in members) for cell in cells)
+        levels = dict.fromkeys(tuple(_plain(cell.coordinates.get(member)) for member in members) for cell in cells)
         if len(levels) > 1:
             axes.append(Axis(members, tuple(sorted(levels, key=_level_order))))
     return tuple(axes)
@@ -372,7 +420,7 @@ def _plain(entry: Any) -> Any:
 
 def _quantity_columns(study: Study) -> Iterator[str]:
     for variant, suffix in (("measures", ""), ("rescaled", "@rescaled")):
-        cells: list[Quantities] = [getattr(cell, variant) for cell in study.measured]
+        cells: list[Quantities] = [getattr(cell, variant) for cell in study.cells]
         for name in dict.fromkeys(name for quantities in cells for name in quantities):
             yield name + suffix
             # The error of a layer that is exact everywhere, and its flag, which is the measure's, would only add columns.
@@ -386,7 +434,7 @@ def _quantity_columns(study: Study) -> Iterator[str]:
 def _row(cell: Cell, seed: tuple[str, ...]) -> dict[str, Any]:
     row: dict[str, Any] = {"hash": cell.hash, "status": cell.status, "reason": cell.reason, **cell.factors}
     row |= dict.fromkeys(seed, cell.seed)
-    row |= {column: cell.training.get(key) for key, column in _TRAINING.items()}
+    row |= {column: _entry(cell.training.get(key)) for key, column in _TRAINING.items()}
     row |= {name: cell.gap(name) for name in GAPS}
     for quantities, suffix in ((cell.measures, ""), (cell.rescaled, "@rescaled")):
         for name, quantity in quantities.items():
@@ -394,6 +442,11 @@ def _row(cell: Cell, seed: tuple[str, ...]) -> dict[str, Any]:
             row[f"{name}{suffix}.error"] = quantity.error
             row[f"{name}{suffix}.converged"] = quantity.converged
     return row
+
+
+def _entry(entry: Any) -> Any:
+    """JSON has no nan, so that it comes as text; in a table it is nothing."""
+    return None if entry == "nan" else entry
 
 
 def _csv_cell(entry: Any) -> str:
@@ -407,5 +460,5 @@ def _csv_cell(entry: Any) -> str:
 
 
 def _number(entry: Any) -> float:
-    """A number of a result; JSON has no inf and no nan, so that these come as text, and what is missing is nan."""
+    """A number of a result; inf and nan come as text, and what is missing is nan."""
     return math.nan if entry is None else float(entry)
