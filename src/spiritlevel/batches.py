@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -99,6 +100,31 @@ class Data:
                 pass
         return samples, first
 
+    def fingerprint(self) -> tuple[float, ...]:
+        """A few numbers that other data would hardly share: the size, and sums over the first samples."""
+        head = self.first[:256] if self.first.targets is not None else self.first
+        return (float(self.samples), *_fingerprint(head))
+
+    def pieces(self, *, divide: bool = True) -> int:
+        """How many pieces the data can be divided into: its samples, or its batches where these must stay whole."""
+        return self.samples if divide else sum(1 for _ in self)
+
+    def select(self, pieces: Tensor, *, divide: bool = True) -> Data:
+        """Some of the pieces, in memory. `pieces` are their numbers in the order of a pass."""
+        wanted = torch.zeros(self.pieces(divide=divide), dtype=torch.bool)
+        wanted[pieces] = True
+        if not divide:
+            return Data([batch for batch, chosen in zip(self, wanted.tolist(), strict=True) if chosen])
+        chosen: list[Batch] = []
+        start = 0
+        for batch in self:
+            rows = wanted[start : start + len(batch)].nonzero().squeeze(1)
+            start += len(batch)
+            if len(rows):
+                chosen.append(batch.map(lambda leaf, rows=rows: leaf[rows.to(leaf.device)]))  # type: ignore[misc]
+        whole = _join(chosen)
+        return Data(chosen if whole is None else (whole.inputs, whole.targets))
+
     def _changed(self, what: str) -> str:
         cause = "the loader shuffles (shuffle=True)" if self.shuffles else "shuffling or random augmentation"
         return (
@@ -107,15 +133,18 @@ class Data:
             "keep the first pass in memory"
         )
 
-    def chunks(self, size: int, *, divide: bool = True) -> Iterator[Batch]:
-        """One pass in chunks of at most `size` samples; with `divide=False` the batches as they come."""
+    def chunks(self, size: int, *, divide: bool = True, part: tuple[int, int] = (0, 1)) -> Iterator[Batch]:
+        """One pass in chunks of at most `size` samples; with `divide=False` the batches as they come.
+
+        part: (i, k) for the i-th of k parts: of every batch, or with `divide=False` every k-th batch.
+        """
         if not divide:
-            yield from self
+            yield from itertools.islice(self, part[0], None, part[1])
             return
         waiting: Batch | None = None
-        for batch in self:
+        for batch in self._parts(*part):
             if waiting is not None:
-                joined = _join(waiting, batch)
+                joined = _join([waiting, batch])
                 if joined is None:
                     yield waiting
                 batch = batch if joined is None else joined
@@ -126,6 +155,14 @@ class Data:
             waiting = batch[start:] if start < len(batch) else None
         if waiting is not None:
             yield waiting
+
+    def _parts(self, index: int, count: int) -> Iterator[Batch]:
+        for batch in self:
+            start, end = (len(batch) * i // count for i in (index, index + 1))
+            if count == 1:
+                yield batch
+            elif start < end:
+                yield batch[start:end]
 
 
 def _as_pair(source: Any) -> Batch | None:
@@ -175,6 +212,8 @@ def _as_batch(entry: Any) -> Batch:
 def _check_batch(batch: Batch, index: int, before: int) -> None:
     """Lengths that agree and numbers that are finite, else an error that says where."""
     leaves = [leaf for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor)]
+    if any(leaf.is_meta for leaf in [*leaves, *([] if batch.targets is None else [batch.targets])]):
+        raise SpiritLevelError(f"batch {index} is on the meta device, which holds no numbers: pass tensors with data")
     if batch.targets is not None:
         for leaf in leaves:
             if leaf.dim() == 0 or len(leaf) != len(batch.targets):
@@ -224,14 +263,19 @@ def _same(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
     )
 
 
-def _join(first: Batch, second: Batch) -> Batch | None:
-    """Both in one, or None where their shapes do not allow it."""
-    left, right = tree_leaves((first.inputs, first.targets)), tree_leaves((second.inputs, second.targets))
-    fits = len(left) == len(right) and all(
-        isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
-        for a, b in zip(left, right, strict=True)
+def _join(batches: Sequence[Batch]) -> Batch | None:
+    """All in one, or None where their shapes do not allow it."""
+    columns = [tree_leaves((batch.inputs, batch.targets)) for batch in batches]
+    first = columns[0]
+    fits = all(
+        len(leaves) == len(first)
+        and all(
+            isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
+            for a, b in zip(first, leaves, strict=True)
+        )
+        for leaves in columns
     )
     if not fits:
         return None
-    parts = iter(torch.cat([a, b]) for a, b in zip(left, right, strict=True))
-    return replace(first, inputs=tree_map(lambda _: next(parts), first.inputs), targets=next(parts))
+    parts = iter(torch.cat(leaves) for leaves in zip(*columns, strict=True))
+    return replace(batches[0], inputs=tree_map(lambda _: next(parts), batches[0].inputs), targets=next(parts))

@@ -17,6 +17,7 @@ from spiritlevel.batches import Batch, Data
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss, resolve_loss
 from spiritlevel.quiet import undisturbed
+from spiritlevel.ranks import current_ranks
 from spiritlevel.rewrites import PlainDerivatives
 
 Parameters = dict[str, Tensor]
@@ -68,6 +69,8 @@ class Problem:
         parameters: Names or patterns (`"features.*"`) of the parameters to measure; all trainable ones by default.
         dtype: Measure in this precision instead of the model's own.
         fix_data: Keep the first pass over a loader that shuffles or augments, and use it for all.
+        distributed: In an initialized torch.distributed group, read this process's part of the data only and sum over
+            all processes; each of them must do the same.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> x, y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2, 1)
@@ -85,20 +88,21 @@ class Problem:
         parameters: Sequence[str] | None = None,
         dtype: torch.dtype | None = None,
         fix_data: bool = False,
+        distributed: bool = False,
     ) -> None:
         self.notes: list[str] = []
         model = self._unwrapped(model)
         self.work = Work()
         self.model = model
         self.loss_function = resolve_loss(loss)
-        with undisturbed(model):  # a loader draws a seed from the global generator at every pass
-            self.data = data if isinstance(data, Data) else Data(data, fix=fix_data)
+        self.data = read_data(model, data, fix_data=fix_data)
         if self.data.first.targets is None and not self.loss_function.whole_batch:
             self.loss_function = _for_dict_batches(self.loss_function)
         self._whole = _Whole(model, self.loss_function.mean) if self.loss_function.whole_batch else None
         self.parameters, self.fixed = self._collect(parameters, dtype)
         reference = next(iter(self.parameters.values()))
         self.dtype, self.device = reference.dtype, reference.device
+        self.ranks = current_ranks(distributed)
         self._cast_inputs = dtype is not None or any("upcast" in note for note in self.notes)
         self.buffers_change = self.inputs_change = False
         self.chunk_size = 1
@@ -108,9 +112,11 @@ class Problem:
             self._settle_rewrites()
             self.chunk_size = self._choose_chunk_size()
             checks.check_gradient(self)
+            if self.ranks.size > 1:
+                self._check_ranks()
             self._counts = self._batch_counts()
         self.samples = self.data.samples
-        self.total_count = sum(self._counts)
+        self.total_count = sum(self._counts) if self._whole is None else self.ranks.total(sum(self._counts))
 
     # --- the function --------------------------------------------------------------------------------------------
 
@@ -121,7 +127,7 @@ class Problem:
             for chunk, weight in self.chunks():
                 total += weight * float(self.chunk_loss(parameters or self.parameters, chunk))
         self.work.add(passes=1)
-        return total
+        return self.ranks.total(total)
 
     def gradient(self, parameters: Mapping[str, Tensor] | None = None) -> tuple[float, Parameters]:
         """L(θ) and ∇L(θ), streamed over the data."""
@@ -135,7 +141,8 @@ class Problem:
                 for name, part in zip(leaves, gradients_of(value, list(leaves.values())), strict=True):
                     sums[name].add_(part, alpha=weight)
         self.work.add(passes=1, gradients=1)
-        return total, sums
+        self.ranks.sum_(list(sums.values()))
+        return self.ranks.total(total), sums
 
     def outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
         """What the network computes from the inputs of a batch."""
@@ -155,10 +162,14 @@ class Problem:
         return value
 
     def chunks(self, size: int | None = None) -> Iterator[tuple[Batch, float]]:
-        """One pass over the data: chunks on the model's device, each with its weight in the mean."""
-        for index, chunk in enumerate(self.data.chunks(size or self.chunk_size, divide=self._whole is None)):
+        """One pass over this process's data: chunks on the model's device, each with its weight in the mean over all."""
+        for index, chunk in enumerate(self._own(size or self.chunk_size)):
             count = self._count(chunk) if self._whole is None else self._counts[index]
             yield self._placed(chunk), count / self.total_count
+
+    def _own(self, size: int) -> Iterator[Batch]:
+        """The chunks of this process's part of the data."""
+        return self.data.chunks(size, divide=self._whole is None, part=(self.ranks.rank, self.ranks.size))
 
     def parameters_like(self) -> Tensor:
         """A tensor of the measurement's precision and device, to convert others with `.to`."""
@@ -299,7 +310,17 @@ class Problem:
         if self._whole is None:
             return [self._count(batch) for batch in self.data]
         with self.undisturbed(), torch.no_grad():
-            return [self.whole_loss(self.parameters, self._placed(batch))[1] for batch in self.data]
+            return [self.whole_loss(self.parameters, self._placed(batch))[1] for batch in self._own(1)]
+
+    def _check_ranks(self) -> None:
+        """Every process must hold the same weights and see the same data, with something to do for each."""
+        sums = [float(value.double().sum()) for value in self.parameters.values()]
+        self.ranks.check_same("the model's weights", sums)
+        self.ranks.check_same("the data", self.data.fingerprint())
+        pieces = self.data.pieces(divide=not self.whole)
+        if pieces < self.ranks.size:
+            what = "batches" if self.whole else "samples"
+            raise SpiritLevelError(f"{pieces} {what} cannot be divided among {self.ranks.size} processes: use fewer")
 
     def _choose_chunk_size(self) -> int:
         """As many samples as keep one chunk's activations within `CHUNK_BYTES`."""
@@ -317,6 +338,14 @@ class Problem:
 
 
 # --- what the methods above lean on --------------------------------------------------------------------------------
+
+
+def read_data(model: nn.Module, data: Any, *, fix_data: bool = False) -> Data:
+    """The data as a checked stream. A loader draws a seed from the global generator at every pass; that is undone."""
+    if isinstance(data, Data):
+        return data
+    with undisturbed(model):
+        return Data(data, fix=fix_data)
 
 
 def gradients_of(value: Tensor, leaves: list[Tensor], *, create_graph: bool = False) -> list[Tensor]:

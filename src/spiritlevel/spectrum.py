@@ -28,6 +28,7 @@ from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss
 from spiritlevel.problem import Problem
+from spiritlevel.ranks import current_ranks
 from spiritlevel.result import Cost, write_whole
 
 FORMAT = "spiritlevel-spectrum-1"
@@ -152,11 +153,12 @@ def spectrum(
     dtype: torch.dtype | None = None,
     fix_data: bool = False,
     progress: Callable[[str, float], None] | None = None,
+    distributed: bool = True,
 ) -> Spectrum:
     """The density of the eigenvalues of the Hessian by stochastic Lanczos quadrature, and its two ends with residuals.
 
     Args:
-        model, data, loss, parameters, dtype, fix_data: As for `measure`.
+        model, data, loss, parameters, dtype, fix_data, distributed: As for `measure`.
         operator: "hessian" for H, "riemannian" for DHD (unchanged by rescaling layers), "nodewise" for |θ|H|θ|
             (unchanged by rescaling neurons too), or a weight's name for its diagonal block of H.
         probes: Random vectors; the error band is over them, so at least 2.
@@ -179,8 +181,25 @@ def spectrum(
             f"a spectrum needs at least 2 probes, 2 steps and 1 eigenvalue at each end; got probes={probes}, "
             f"steps={steps}, ends={ends}"
         )
+    with current_ranks(distributed).together():
+        problem = Problem(
+            model, loss, data, parameters=parameters, dtype=dtype, fix_data=fix_data, distributed=distributed
+        )
+        return _spectrum(problem, operator, probes, steps, ends, tolerance, most_products, seed, progress)
+
+
+def _spectrum(
+    problem: Problem,
+    operator: str,
+    probes: int,
+    steps: int,
+    ends: int,
+    tolerance: float,
+    most_products: int,
+    seed: int,
+    progress: Callable[[str, float], None] | None,
+) -> Spectrum:
     started = time.perf_counter()
-    problem = Problem(model, loss, data, parameters=parameters, dtype=dtype, fix_data=fix_data)
     said = ["density"]
     if progress is not None:
         problem.work.on_change.append(lambda work: progress(said[0], work.passes))

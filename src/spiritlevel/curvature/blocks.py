@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
+from spiritlevel.curvature.hessian import first_tenth
 from spiritlevel.curvature.statistics import TappedChunk
 from spiritlevel.curvature.taps import LinearUse
 from spiritlevel.losses import output_factor
@@ -61,6 +62,7 @@ class GaussNewtonBlocks:
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Chunk] = []
         self._count = 0
+        self._weight = self._part_share = 0.0  # of this process's data, and of all processes' parts, in the mean
         self._prepared = False
 
     def __call__(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,10 +72,9 @@ class GaussNewtonBlocks:
 
     def on_part(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same over about a tenth of the data only: a cheap stand-in to start a search from."""
-        part = self._part()
-        share = sum(chunk.weight for chunk in part)
+        share = self._part_share
         self.problem.work.add(passes=share, products=share)
-        return self._sum(vectors, part, 1 / share)
+        return self._sum(vectors, first_tenth(self._kept, self._weight), 1 / share)
 
     def has_part(self) -> bool:
         """Whether a tenth of the data is kept; pulls the columns back if that has not happened yet."""
@@ -81,31 +82,27 @@ class GaussNewtonBlocks:
             for _ in self._chunks():
                 pass
             self.problem.work.add(passes=1)
-        return 0 < sum(chunk.weight for chunk in self._part()) <= 0.25
-
-    def _part(self) -> list[_Chunk]:
-        part: list[_Chunk] = []
-        for chunk in self._kept:
-            if sum(each.weight for each in part) >= 0.0999:
-                break
-            part.append(chunk)
-        return part
+        own = sum(chunk.weight for chunk in first_tenth(self._kept, self._weight))
+        self._part_share = self.problem.ranks.total(own)
+        return 0 < self._part_share <= 0.25
 
     def _sum(self, vectors: Mapping[str, Tensor], chunks: Iterable[_Chunk], factor: float) -> dict[str, Tensor]:
         sums = {name: torch.zeros_like(vector, dtype=torch.float64) for name, vector in vectors.items()}
         for chunk in chunks:
             for name, vector in vectors.items():
                 sums[name].add_(_product(chunk.layers.get(name, []), chunk.shares, vector), alpha=factor)
+        self.problem.ranks.sum_(list(sums.values()))
         return {name: total.to(vectors[name].dtype) for name, total in sums.items()}
 
     def _chunks(self) -> Iterator[_Chunk]:
         yield from self._kept
         if self._prepared and len(self._kept) == self._count:
             return
-        spent, self._count = sum(chunk.bytes for chunk in self._kept), 0
+        spent, self._count, self._weight = sum(chunk.bytes for chunk in self._kept), 0, 0.0
         keeping = not self._prepared
         for index, (batch, weight) in enumerate(self.problem.chunks(self._chunk_size)):
             self._count = index + 1
+            self._weight += weight
             if index < len(self._kept) and self._prepared:
                 continue
             chunk = self._pull(TappedChunk(self.problem, self._anatomy, batch, inputs=False), batch.targets, weight)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -100,6 +100,7 @@ class HessianProducts:
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Kept] = []
         self._prepared = False
+        self._weight = self._part_share = 0.0  # of this process's data, and of all processes' parts, in the mean
         self._bytes_per_sample: float | None = None
         self.loss: float | None = None
         self.gradient: Tensor | None = None
@@ -112,8 +113,8 @@ class HessianProducts:
 
     def on_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """H times every vector over about a tenth of the data only: a cheap stand-in to start a search from."""
-        share = sum(kept.weight for kept in self._part)
-        found = self._sum(vectors, ((kept, kept.weight / share) for kept in self._part))
+        share = self._part_share
+        found = self._sum(vectors, ((kept, kept.weight / share) for kept in self._part()))
         self.problem.work.add(passes=share, products=share * len(vectors))
         return found
 
@@ -128,17 +129,12 @@ class HessianProducts:
                 for _ in self._prepare():
                     pass
             self.problem.work.add(passes=1)
-        share = sum(kept.weight for kept in self._part)
-        return 0 < share <= 0.25
+        self._part_share = self.problem.ranks.total(sum(kept.weight for kept in self._part()))
+        return 0 < self._part_share <= 0.25
 
-    @property
     def _part(self) -> list[_Kept]:
-        part: list[_Kept] = []
-        for kept in self._kept:
-            if sum(each.weight for each in part) >= 0.0999:
-                break
-            part.append(kept)
-        return part
+        """About a tenth of this process's data."""
+        return first_tenth(self._kept, self._weight)
 
     def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
         sums = [torch.zeros_like(vector, dtype=torch.float64) for vector in vectors]
@@ -147,6 +143,7 @@ class HessianProducts:
             for chunk in chunks:
                 for total, part in zip(sums, parts, strict=True):
                     total.add_(self.flat.join(self._chunk_product(chunk, part)), alpha=chunk[1])
+        self.problem.ranks.sum_(sums)
         return [total.to(vector.dtype) for total, vector in zip(sums, vectors, strict=True)]
 
     def blocks(self, requests: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
@@ -156,6 +153,7 @@ class HessianProducts:
             for chunk in self._chunks():
                 for total, (name, vector) in zip(sums, requests, strict=True):
                     total.add_(self._block_product(chunk, name, vector), alpha=chunk[1])
+        self.problem.ranks.sum_(sums)
         self.problem.work.add(passes=1, products=len(requests))
         return [total.to(vector.dtype) for total, (_, vector) in zip(sums, requests, strict=True)]
 
@@ -198,7 +196,7 @@ class HessianProducts:
 
     def _prepare(self) -> Iterator[tuple[_Kept, float]]:
         """The first pass: build every graph, keep those that fit, and have the gradient on the way."""
-        spent, loss = 0, 0.0
+        spent, loss, self._weight = 0, 0.0, 0.0
         gradient = torch.zeros(self.flat.size, dtype=torch.float64, device=self.problem.device)
         count = 0
         for chunk, weight in self.problem.chunks(self._chunk_size):
@@ -209,9 +207,11 @@ class HessianProducts:
             gradient.add_(self.flat.join([part.detach() for part in kept.gradient]), alpha=weight)
             loss += weight * kept.value
             count += 1
+            self._weight += weight
             yield kept, weight
         self._num_chunks, self._prepared = count, True
-        self.loss, self.gradient = loss, gradient.to(self.problem.dtype)
+        self.problem.ranks.sum_([gradient])
+        self.loss, self.gradient = self.problem.ranks.total(loss), gradient.to(self.problem.dtype)
         self.problem.work.add(gradients=1)
 
     def _graph_bytes(self, samples: int) -> int:
@@ -354,6 +354,23 @@ class HessianProducts:
             )
         self.notes.append(f"curvature products by central differences of gradients: {told}")
         return "central differences"
+
+
+class _Weighted(Protocol):
+    weight: float
+
+
+Chunks = TypeVar("Chunks", bound=_Weighted)
+
+
+def first_tenth(chunks: Sequence[Chunks], whole: float) -> list[Chunks]:
+    """The first chunks that together have a tenth of the weight `whole`, or all that there are."""
+    part: list[Chunks] = []
+    for chunk in chunks:
+        if sum(each.weight for each in part) >= 0.0999 * whole:
+            break
+        part.append(chunk)
+    return part
 
 
 def _pull_back(gradient: list[Tensor], leaves: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:

@@ -22,7 +22,7 @@ from spiritlevel.curvature.taps import LinearUse, SampleAxis, Tap, VectorUse
 from spiritlevel.losses import OutputFactor, output_factor
 from spiritlevel.problem import Problem
 
-DIAGONAL, ROWS, COLUMNS, FISHER = "diagonal", "rows", "columns", "fisher"
+STATISTICS = DIAGONAL, ROWS, COLUMNS, FISHER = "diagonal", "rows", "columns", "fisher"
 
 # More columns than this a sample are sampled instead of swept, in this many independent draws.
 MOST_COLUMNS = 200
@@ -81,7 +81,10 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
                 for sums in draws:
                     sums.add(FISHER, name, array)
     problem.work.add(passes=1)
-    return Sweep(draws, loss, num_columns, sampled)
+    for sums in draws:
+        for kind in STATISTICS:
+            problem.ranks.sum_named(getattr(sums, kind))
+    return Sweep(draws, problem.ranks.total(loss), num_columns, sampled)
 
 
 def squared_gradients(problem: Problem, anatomy: Anatomy, batch: Batch) -> dict[str, Tensor]:

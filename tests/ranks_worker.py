@@ -1,0 +1,122 @@
+"""One process of a distributed measurement: `python ranks_worker.py SCENE RANK SIZE FILE` writes what it saw to FILE.RANK."""
+
+import contextlib
+import json
+import os
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import spiritlevel as sl
+
+NAMES = [
+    "hessian_trace",
+    "hessian_spectral_norm",
+    "riemannian_spectral_norm",
+    "kappa_sum",
+    "rho_sum",
+    "normalized_sharpness",
+    "fisher_rao_norm",
+]
+
+
+def subject() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3)).double()
+    return model, (torch.randn(41, 6).double(), torch.randint(0, 3, (41,)))
+
+
+def smooth() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def numbers(report: sl.Report) -> dict[str, float]:
+    found = {"loss": report.loss}
+    for name in report:
+        found[name] = report[name].value
+        found |= {f"{name}[{layer}]": value for layer, value in report[name].layers.items()}
+    return found
+
+
+def same() -> dict[str, float]:
+    """Everything that must not depend on how many processes there are."""
+    model, (x, y) = subject()
+    found = numbers(sl.measure(model, (x, y), measures=NAMES, tolerance=1e-9))
+    loader = [(x[:17], y[:17]), (x[17:18], y[17:18]), (x[18:], y[18:])]
+    found |= {f"loader {k}": v for k, v in numbers(sl.measure(model, loader, measures=NAMES, tolerance=1e-9)).items()}
+    torch.manual_seed(0)
+    bent = smooth()
+    probed = sl.measure(bent, (x, y), measures=["hessian_trace", "rho_sum", "kappa_sum"], most_probes=8, tolerance=1e-6)
+    found |= {f"probed {k}": v for k, v in numbers(probed).items()}
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"]), len(batch["y"])
+
+    batches = [{"x": x[i : i + 9], "y": y[i : i + 9]} for i in range(0, 41, 9)]
+    whole = sl.measure(model, batches, loss, measures=["hessian_spectral_norm", "keskar_sharpness"], tolerance=1e-8)
+    found |= {f"whole {k}": v for k, v in numbers(whole).items()}
+    spread = sl.spectrum(model, (x, y), probes=2, steps=8)
+    found["spectrum"] = float(spread.top[0].value)
+    return found
+
+
+def failing() -> dict[str, str]:
+    """Process 1 fails in the middle of the measurement."""
+    model, (x, y) = subject()
+
+    def broken(stage: str, passes: float) -> None:
+        if dist.get_rank() == 1 and passes > 3:
+            raise ValueError("the disk is on fire")
+
+    return refused(lambda: sl.measure(model, (x, y), measures=["hessian_spectral_norm"], progress=broken))
+
+
+def dying() -> dict[str, str]:
+    """Process 1 is gone without a word."""
+    model, (x, y) = subject()
+
+    def deadly(stage: str, passes: float) -> None:
+        if dist.get_rank() == 1 and passes > 3:
+            os._exit(7)
+
+    return refused(lambda: sl.measure(model, (x, y), measures=["hessian_spectral_norm"], progress=deadly))
+
+
+def differing() -> dict[str, str]:
+    """The processes were given different weights, then different data, then too little of it."""
+    model, (x, y) = subject()
+    with torch.no_grad():
+        model[0].weight[0, 0] += dist.get_rank()
+    found = refused(lambda: sl.measure(model, (x, y), measures=["hessian_spectral_norm"]))
+    model, _ = subject()
+    part = slice(dist.get_rank(), None, 2)
+    found |= {
+        "data": refused(lambda: sl.measure(model, (x[part], y[part]), measures=["hessian_spectral_norm"]))["error"]
+    }
+    found |= {"few": refused(lambda: sl.measure(model, (x[:1], y[:1]), measures=["hessian_spectral_norm"]))["error"]}
+    alone = sl.measure(model, (x[part], y[part]), measures=["hessian_spectral_norm"], distributed=False)
+    return found | {"alone": str(alone.problem["samples"])}
+
+
+def refused(call: object) -> dict[str, str]:
+    try:
+        call()  # type: ignore[operator]
+    except Exception as error:
+        return {"type": type(error).__name__, "error": str(error)}
+    return {"type": "", "error": ""}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    scene, rank, size, place = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{place}.group", rank=rank, world_size=size)
+    result = globals()[scene]()
+    with open(f"{place}.{rank}", "w", encoding="utf-8") as stream:
+        json.dump(result, stream)
+    if size > 1 and scene != "dying":
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
