@@ -61,6 +61,12 @@ class Value:
         """False where the measure is not defined on this network; `notes` say why."""
         return not math.isnan(self.value)
 
+    @property
+    def certified(self) -> bool:
+        """Whether `error` bounds the distance to an eigenvalue by a residual, instead of being a standard error."""
+        bounded = "residual" in self.details or any(word in self.method.lower() for word in ("certified", "lanczos"))
+        return bounded and "sampling_error" not in self.details
+
     def __float__(self) -> float:
         return self.value
 
@@ -118,6 +124,11 @@ class Report:
 
     def __contains__(self, name: object) -> bool:
         return name in self.values
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the measurement early; the first note names what is missing."""
+        return bool(self.notes) and self.notes[0].startswith("interrupted")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes. Non-finite numbers become the strings JSON lacks."""

@@ -22,8 +22,8 @@ from spiritlevel.cli.options import (
     read_subject,
 )
 from spiritlevel.cli.output import HtmlFile, JsonFile, write_result
-from spiritlevel.cli.progress import passes_bar
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measures.progress import passes_bar
 from spiritlevel.report.audit import audit_table
 
 Strengths = Annotated[

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from spiritlevel import demo as showcase
 from spiritlevel.cli.options import Seed, check_folder
-from spiritlevel.cli.progress import passes_bar
+from spiritlevel.measures.progress import passes_bar
 from spiritlevel.report.tables import comparison_table
 
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the page, the picture and the weights go.")]

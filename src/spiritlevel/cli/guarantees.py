@@ -27,11 +27,11 @@ from spiritlevel.cli.options import (
     read_measures,
     read_subject,
 )
-from spiritlevel.cli.progress import passes_bar
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.guarantees.compare import compare as compare_networks
 from spiritlevel.guarantees.pac_bayes import pac_bayes
 from spiritlevel.guarantees.robustness import feature_robustness
+from spiritlevel.measures.progress import passes_bar
 from spiritlevel.report.guarantees import certificate_table, ranking_table, robustness_table
 from spiritlevel.study.data import load_data
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from spiritlevel.cli.options import (
     Checkpoint,
     DataName,
@@ -10,7 +14,6 @@ from spiritlevel.cli.options import (
     Measures,
     ModelName,
     Quiet,
-    Samples,
     Seed,
     Split,
     Tolerance,
@@ -20,10 +23,17 @@ from spiritlevel.cli.options import (
     read_subject,
 )
 from spiritlevel.cli.output import HtmlFile, JsonFile, write_result
-from spiritlevel.cli.progress import passes_bar
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measures import run
+from spiritlevel.ranks import launched
 from spiritlevel.report.tables import report_table
+
+INTERRUPTED = 130
+
+RandomSamples = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Only N samples, chosen at random; their sampling error is in the bars."),
+]
 
 
 def measure(
@@ -35,7 +45,7 @@ def measure(
     tolerance: Tolerance = 1e-3,
     seed: Seed = 0,
     dtype: Dtype = None,
-    samples: Samples = None,
+    samples: RandomSamples = None,
     split: Split = "train",
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
@@ -43,7 +53,8 @@ def measure(
 ) -> None:
     """Measure a trained network.
 
-    Prints every value with its error, how sure it is and which rescalings of the weights it survives.
+    Prints every value with its error, how sure it is and which rescalings of the weights it survives. Ctrl-C prints what
+    is finished. Started by torchrun, the processes share the data.
     """
     if quiet and json_file is None and html_file is None:
         raise SpiritLevelError(
@@ -52,8 +63,8 @@ def measure(
     check_writable("--json", json_file)
     check_writable("--html", html_file)
     chosen, precision = read_measures(measures), read_dtype(dtype)
-    subject = read_subject(model, checkpoint, data, loss, split, samples)
-    with passes_bar(shown=not quiet) as listen:
+    subject = read_subject(model, checkpoint, data, loss, split)
+    with launched() as rank:
         report = run.measure(
             subject.model,
             subject.pair,
@@ -62,6 +73,10 @@ def measure(
             tolerance=tolerance,
             seed=seed,
             dtype=precision,
-            progress=listen,
+            samples=samples,
+            progress=rank == 0 and not quiet,
         )
-    write_result(report, report_table(report), json_file, html_file, quiet)
+    if rank == 0:
+        write_result(report, report_table(report), json_file, html_file, quiet)
+        if report.interrupted:
+            raise typer.Exit(INTERRUPTED)

@@ -24,8 +24,8 @@ from spiritlevel.cli.options import (
     read_subject,
 )
 from spiritlevel.cli.output import JsonFile, say_written
-from spiritlevel.cli.progress import passes_bar
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measures.progress import passes_bar
 from spiritlevel.spectrum import spectrum as compute_spectrum
 
 OperatorName = Annotated[

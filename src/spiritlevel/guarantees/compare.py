@@ -208,8 +208,8 @@ def probability_below(first: Value, second: Value, rounding: float = 0.0) -> flo
     """
     gap = second.value - first.value
     slack = rounding * max(abs(first.value), abs(second.value))
-    widths = [slack, *(value.error for value in (first, second) if _is_bound(value))]
-    spread = math.hypot(*(value.error for value in (first, second) if not _is_bound(value)))
+    widths = [slack, *(value.error for value in (first, second) if (value.exact or value.certified))]
+    spread = math.hypot(*(value.error for value in (first, second) if not (value.exact or value.certified)))
     if abs(gap) > sum(widths) + 9 * spread:
         return 1.0 if gap > 0 else 0.0
     return _mean_of_normal(gap, [width for width in widths if width > 0], spread)
@@ -224,12 +224,6 @@ def _mean_of_normal(gap: float, widths: Sequence[float], spread: float, points: 
     if spread == 0:
         return float(((total > 0).double() + 0.5 * (total == 0).double()).mean())
     return float(torch.special.ndtr(total / spread).mean())
-
-
-def _is_bound(value: Value) -> bool:
-    """Whether the error is a bound rather than a standard error."""
-    method = value.method.lower()
-    return value.exact or "residual" in value.details or any(word in method for word in ("certified", "lanczos"))
 
 
 def _rounding(report: Report) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy, examine
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
-from spiritlevel.curvature.estimate import GROUPS, Estimates, probe
+from spiritlevel.curvature.estimate import GROUPS, Estimates, few_groups_factor, probe
 from spiritlevel.curvature.hessian import HessianProducts, loss_objective, remainder_objective
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair
@@ -50,7 +50,7 @@ class Evidence:
 
     def __init__(self, problem: Problem, needs: Needs, *, tolerance: float, seed: int, most_probes: int) -> None:
         self.problem, self.needs, self.tolerance = problem, needs, tolerance
-        self._seed, self._most_probes = seed, most_probes
+        self._seed, self.most_probes = seed, most_probes
         self.estimates: Estimates | None = None
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -68,11 +68,26 @@ class Evidence:
     @cached_property
     def loss(self) -> float:
         """L(θ), taken from work that has been done anyway where there is some."""
+        known = self.known_loss()
+        return self.problem.loss() if math.isnan(known) else known
+
+    def known_loss(self) -> float:
+        """L(θ) if some work has brought it, else NaN."""
+        if "loss" in self.__dict__:
+            return self.loss
         if "swept" in self.__dict__:
             return self.swept.loss
         if "products" in self.__dict__ and self.products.loss is not None:
             return self.products.loss
-        return self.problem.loss()
+        return math.nan
+
+    def shrink(self) -> bool:
+        """Halve the chunks and let go of what is kept between passes; False where a chunk cannot be halved."""
+        if self.problem.whole or self.problem.chunk_size == 1:
+            return False
+        self.problem.chunk_size = max(1, self.problem.chunk_size // 2)
+        self.__dict__.pop("products", None)
+        return True
 
     # --- statistics ----------------------------------------------------------------------------------------------
 
@@ -97,10 +112,15 @@ class Evidence:
             for group in range(GROUPS)
         ]
 
+    @property
+    def bent(self) -> list[str]:
+        """The parameters whose blocks of H are more than their Gauss–Newton part, or not swept at all."""
+        return [name for name in self.problem.parameters if not self.anatomy.exact(name)]
+
     @cached_property
     def estimated(self) -> frozenset[str]:
         """The parameters whose statistics are not exact."""
-        names = {name for name in self.problem.parameters if not self.anatomy.exact(name)}
+        names = set(self.bent)
         if not self.needs.statistics - {FISHER}:
             names = set()
         if self.anatomy.axes and self.needs.statistics and self.swept.sampled:
@@ -130,7 +150,7 @@ class Evidence:
         if self.estimates is not None:
             return self.estimates
         curvature = self.needs.statistics - {FISHER}
-        bent = [name for name in self.problem.parameters if not self.anatomy.exact(name)]
+        bent = self.bent
         if not bent or not curvature:
             self.estimates = Estimates()
             return self.estimates
@@ -158,7 +178,7 @@ class Evidence:
                     curvature,
                     known if objective is remainder_objective else {},
                     tolerance=self.tolerance,
-                    most_probes=self._most_probes,
+                    most_probes=self.most_probes,
                     generator=self.generator("probes"),
                 )
                 self.estimates.products += found.products
@@ -239,12 +259,13 @@ class Evidence:
 
 
 def jackknife(values: Iterable[float]) -> float:
-    """Standard error of a statistic from its values with one group left out."""
+    """Standard error of a statistic from its values with one group left out, widened for the number of groups."""
     left_out = torch.tensor(list(values), dtype=torch.float64)
     count = len(left_out)
     if count < 2:
         return 0.0
-    return math.sqrt((count - 1) / count * float((left_out - left_out.mean()).square().sum()))
+    spread = float((left_out - left_out.mean()).square().sum())
+    return few_groups_factor(count) * math.sqrt((count - 1) / count * spread)
 
 
 def _without(draws: list[Tensor], group: int) -> Tensor:
@@ -267,4 +288,5 @@ def _fisher_by_sample(problem: Problem, names: list[str]) -> dict[str, Tensor]:
                     if part is not None:
                         sums[name].add_(part.double().square(), alpha=weight / len(chunk))
     problem.work.add(passes=1, gradients=1)
+    problem.ranks.sum_(list(sums.values()))
     return sums

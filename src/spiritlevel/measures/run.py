@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+import operator
 import platform
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from spiritlevel._version import __version__
+from spiritlevel.batches import Data
 from spiritlevel.checks import refuse_nonfinite_loss
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.losses import Loss
+from spiritlevel.losses import Loss, resolve_loss
 from spiritlevel.measures import resolve_measures
 from spiritlevel.measures.evidence import Evidence
-from spiritlevel.measures.progress import reporting
+from spiritlevel.measures.memory import compute_within_memory
+from spiritlevel.measures.progress import Reporter, expected_passes, reporting
 from spiritlevel.measures.record import Measure, Needs
-from spiritlevel.problem import Problem
+from spiritlevel.measures.sampling import random_subset, with_sampling_error
+from spiritlevel.problem import Problem, read_data
+from spiritlevel.ranks import current_ranks
 from spiritlevel.result import Cost, Report, Value
 
 
@@ -38,8 +46,12 @@ def measure(
     dtype: torch.dtype | None = None,
     fix_data: bool = False,
     most_probes: int = 64,
+    samples: int | None = None,
+    distributed: bool = True,
 ) -> Report:
     """Every measure asked for, of the minimum that `model` sits in.
+
+    Ctrl-C ends it early with what is finished so far; a note of the report names what is missing.
 
     Args:
         model: A trained module. It comes back bit for bit as it was.
@@ -54,6 +66,9 @@ def measure(
         dtype: Measure in this precision instead of the model's own.
         fix_data: Keep the first pass over a loader that shuffles or augments, and use it for all.
         most_probes: The most random probes for a block that is not exact.
+        samples: Measure on so many samples, chosen at random, and add the error of that choice to every bar.
+        distributed: Inside an initialized torch.distributed group, divide the data among its processes; every process
+            must make the same call with the same model and all of the data. False: measure in this process alone.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> x, y = torch.eye(2), torch.zeros(2, 1)
@@ -62,25 +77,59 @@ def measure(
     """
     if not (isinstance(tolerance, int | float) and 0 < tolerance < 1):
         raise SpiritLevelError(f"tolerance must be a number between 0 and 1, got {tolerance!r}")
-    chosen = resolve_measures(measures)
+    plan = _Plan(resolve_measures(measures), resolve_loss(loss), tolerance, seed, most_probes, distributed)
+    with reporting(progress) as reporter, current_ranks(distributed).together():
+        if samples is None:
+            problem = Problem(
+                model, plan.loss, data, parameters=parameters, dtype=dtype, fix_data=fix_data, distributed=distributed
+            )
+            return _measured(problem, plan, reporter)
+        return _on_a_subset(
+            model, read_data(model, data, fix_data=fix_data), samples, parameters, dtype, plan, reporter
+        )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is asked of a problem."""
+
+    measures: list[Measure]
+    loss: Loss
+    tolerance: float
+    seed: int
+    most_probes: int
+    distributed: bool
+
+
+def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
+    """Every measure of the plan; after Ctrl-C those that were finished."""
     started, memory = time.perf_counter(), _peak_memory()
-    with reporting(progress) as report:
-        report.stage("checking the problem")
-        problem = Problem(model, loss, data, parameters=parameters, dtype=dtype, fix_data=fix_data)
-        problem.work.on_change.append(report.update)
-        evidence = Evidence(problem, _union(chosen), tolerance=tolerance, seed=seed, most_probes=most_probes)
-        values: dict[str, Value] = {}
-        try:
-            with problem.undisturbed():
-                for each in chosen:
-                    report.stage(each.name)
-                    values[_free_label(each, values)] = each.compute(each, evidence)
-                loss_value = evidence.loss
-        except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-            refuse_nonfinite_loss(problem)  # says where, if that is why
-            raise
-        if not math.isfinite(loss_value):
-            refuse_nonfinite_loss(problem)
+    needs = functools.reduce(operator.or_, (each.needs(each) for each in plan.measures), Needs())
+    evidence = Evidence(problem, needs, tolerance=plan.tolerance, seed=plan.seed, most_probes=plan.most_probes)
+    reporter.expect(functools.partial(expected_passes, evidence))
+    problem.work.on_change.append(reporter.update)
+    values: dict[str, Value] = {}
+    interrupted: tuple[str, ...] = ()
+    try:
+        with problem.undisturbed():
+            for each in plan.measures:
+                reporter.stage(each.name)
+                try:
+                    values[_free_label(each, values)] = compute_within_memory(each, evidence)
+                except KeyboardInterrupt:
+                    if not values or problem.ranks.size > 1:
+                        raise
+                    left = ", ".join(other.name for other in plan.measures[len(values) :])
+                    interrupted = (f"interrupted: {left} {'was' if ',' not in left else 'were'} not finished",)
+                    break
+            loss_value = evidence.loss if not interrupted else evidence.known_loss()
+    except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        refuse_nonfinite_loss(problem)  # says where, if that is why
+        raise
+    finally:
+        problem.work.on_change.remove(reporter.update)
+    if not interrupted and not math.isfinite(loss_value):
+        refuse_nonfinite_loss(problem)
     cost = Cost(
         problem.work.passes,
         problem.work.products,
@@ -88,14 +137,39 @@ def measure(
         time.perf_counter() - started,
         max(0, _peak_memory() - memory),
     )
-    return Report(values, loss_value, cost, _described(evidence, tolerance, seed), _environment(), _notes(evidence))
+    notes = (*interrupted, *_notes(evidence))
+    return Report(values, loss_value, cost, _described(evidence, plan.tolerance, plan.seed), _environment(), notes)
 
 
-def _union(chosen: list[Measure]) -> Needs:
-    needs = Needs()
-    for each in chosen:
-        needs = needs | each.needs(each)
-    return needs
+def _on_a_subset(
+    model: nn.Module,
+    data: Data,
+    samples: int,
+    parameters: list[str] | None,
+    dtype: torch.dtype | None,
+    plan: _Plan,
+    reporter: Reporter,
+) -> Report:
+    """The measures on a random subset, with bars that say how far the same measures on all data may lie.
+
+    The sampling error comes from random groups: the subset's own parts are measured one by one, which costs about as much
+    as measuring it whole, and the spread of their values is carried over to the size of the subset.
+    """
+    divide = not plan.loss.whole_batch and data.first.targets is not None
+    subset, groups, share = random_subset(data, samples, divide, plan.seed)
+
+    def problem(part: Data) -> Problem:
+        return Problem(model, plan.loss, part, parameters=parameters, dtype=dtype, distributed=plan.distributed)
+
+    whole = _measured(problem(subset), plan, reporter)
+    if not groups:
+        return replace(whole, notes=(*whole.notes, f"samples={samples} covers all {data.samples} samples"))
+    parts: list[Report] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for index, group in enumerate(groups):
+            reporter.within(f"sampling error, part {index + 1} of {len(groups)}: ")
+            parts.append(_measured(problem(group), plan, reporter))
+    return with_sampling_error(whole, parts, len(groups), share, data.samples)
 
 
 def _free_label(each: Measure, taken: dict[str, Value]) -> str:

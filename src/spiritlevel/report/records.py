@@ -88,6 +88,4 @@ def certainty(value: Value) -> str:
     """`exact`, `certified` (by a residual, which bounds the distance to an eigenvalue) or `estimated`, from what the value says about itself."""
     if value.exact:
         return "exact"
-    method = value.method.lower()
-    bounded = "residual" in value.details or any(word in method for word in ("certified", "residual", "lanczos"))
-    return "certified" if bounded else "estimated"
+    return "certified" if value.certified else "estimated"
