@@ -35,6 +35,13 @@ EngineName = Annotated[str, typer.Option(metavar="local|ray|slurm", help="Where 
 Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cells at the same time; one a core by default.")]
 Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="A running Ray cluster to join.")]
 
+SlurmSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slurm", metavar="KEY=VALUE", help="What submitit asks of Slurm: slurm_partition=short, timeout_min=60, …"
+    ),
+]
+
 
 @study.command("list")
 def list_command() -> None:
@@ -67,13 +74,14 @@ def run(
     engine: EngineName = "local",
     workers: Workers = None,
     address: Address = None,
+    slurm: SlurmSettings = None,
     quiet: Quiet = False,
 ) -> None:
     """Train and measure every network of a study, then write its report.
 
     Stopped in whatever way, the same command goes on where it was.
     """
-    from spiritlevel.study.config import read_study
+    from spiritlevel.study.config import read_override, read_study
     from spiritlevel.study.engines import make_engine
     from spiritlevel.study.progress import StudyProgress
     from spiritlevel.study.run import run_study
@@ -83,7 +91,8 @@ def run(
         name, quick=quick, data_folder=None if data_folder is None else str(data_folder), overrides=set_ or ()
     )
     check_folder("--folder", folder)
-    made = make_engine(engine, workers=workers, address=address, logs=folder / "jobs")
+    jobs = dict(read_override(setting, "--slurm") for setting in slurm or ())
+    made = make_engine(engine, logs=folder / "jobs", workers=workers, address=address, slurm=jobs)
     summary = run_study(read, StudyFolder(folder), made, StudyProgress(quiet))
     if summary.done:
         _write_report(folder, quiet)

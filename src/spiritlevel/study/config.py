@@ -322,19 +322,19 @@ def read_study(
     if data_folder is not None:
         reader.override(raw, "data.folder", data_folder, "--data-folder")
     for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise SpiritLevelError(f"--set takes key=value, such as training.epochs=5, got {override!r}")
-        reader.override(raw, key.strip(), _read_value(value.strip()), f"--set {override}")
+        reader.override(raw, *read_override(override, "--set"), f"--set {override}")
     return reader.study(raw)
 
 
-def _read_value(text: str) -> Any:
-    """A value as TOML writes it; what is no TOML is a word."""
+def read_override(text: str, option: str) -> tuple[str, Any]:
+    """ "key=value" as both; the value as TOML writes it, and what is no TOML is a word."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise SpiritLevelError(f"{option} takes key=value, got {text!r}")
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        return key, value
 
 
 Key = tuple[str, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spiritlevel.errors import SpiritLevelError
@@ -49,9 +49,9 @@ def summarize(folder: StudyFolder) -> Summary:
 def run_study(study: Study, folder: StudyFolder, engine: Engine, progress: StudyProgress) -> Summary:
     """Compute every cell that has no result yet. Stops all workers however it ends."""
     try:
-        prepared = prepare(study, folder)
+        groups = prepare(study, folder)
         with progress:
-            _Run(prepared, engine, progress).to_the_end()
+            _Run(groups, engine, progress).to_the_end()
     except Exception as error:
         if not is_disk_full(error):
             raise
@@ -64,57 +64,62 @@ def run_study(study: Study, folder: StudyFolder, engine: Engine, progress: Study
     return summarize(folder)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Cells by how they are computed: each group is a task."""
-
-    groups: tuple[tuple[CellFolder, ...], ...]
+Group = tuple[CellFolder, ...]
 
 
-def prepare(study: Study, folder: StudyFolder) -> Prepared:
-    """Load the data, build every kind of network once, write the cells down; refuses what cannot work before any does."""
-    cells = study.cells()
+def prepare(study: Study, folder: StudyFolder) -> list[Group]:
+    """Write the cells down, grouped by how they are trained: alone, or several seeds together.
+
+    Loads the data and builds every kind of network once: what cannot work is refused before anything is computed.
+    """
     samples: dict[str, Samples] = {}
     together: dict[str, int] = {}
-    hashes: dict[str, str] = {}
-    for cell in cells:
+    fingerprints: dict[str, str] = {}
+    for cell in study.cells():
         data = cell.config.data.model_copy(update={"label_noise": 0.0})
-        key = data.model_dump_json()
+        key, point = data.model_dump_json(), _point(cell)
         if key not in samples:
             samples[key] = load_samples(data)
-        point = cell.config.model_copy(update={"seed": 0}).model_dump_json()
         if point not in together:
             together[point] = ensemble_size(cell.config, build(cell.config, samples[key].train))
-        hashes[hash_of(cell.config, samples[key].fingerprint)] = samples[key].fingerprint
-    sizes = [together[cell.config.model_copy(update={"seed": 0}).model_dump_json()] for cell in cells]
-    folders = folder.write(study, hashes)
-    return Prepared(tuple(tuple(folders[i] for i in group) for group in _groups(cells, sizes)))
+        fingerprint = samples[key].fingerprint
+        fingerprints[hash_of(cell.config, fingerprint)] = fingerprint
+    folders = folder.write(study, fingerprints)
+    groups = _groups(study.cells(), together)
+    return [tuple(folders[position] for position in group) for group in groups]
 
 
-def _groups(cells: Sequence[Cell], sizes: Sequence[int]) -> list[list[int]]:
+def _point(cell: Cell) -> str:
+    """The cell without its seed: its place in the grid."""
+    return cell.config.model_copy(update={"seed": 0}).model_dump_json()
+
+
+def _groups(cells: Sequence[Cell], together: Mapping[str, int]) -> list[list[int]]:
     """Positions of cells that are trained together, those of the first seeds of every point first.
 
     So a study that is cut short has some of everything.
     """
     points: dict[str, list[int]] = defaultdict(list)
     for position, cell in enumerate(cells):
-        points[cell.config.model_copy(update={"seed": 0}).model_dump_json()].append(position)
+        points[_point(cell)].append(position)
     chunks = [
-        (start, group[start : start + sizes[group[0]]])
-        for group in points.values()
-        for start in range(0, len(group), sizes[group[0]])
+        (start, positions[start : start + together[point]])
+        for point, positions in points.items()
+        for start in range(0, len(positions), together[point])
     ]
     return [chunk for _, chunk in sorted(chunks, key=lambda entry: entry[0])]
 
 
 class _Run:
-    def __init__(self, prepared: Prepared, engine: Engine, progress: StudyProgress) -> None:
+    """A run on its way: what is queued, submitted, done and failed."""
+
+    def __init__(self, groups: Sequence[Group], engine: Engine, progress: StudyProgress) -> None:
         self.engine, self.progress = engine, progress
-        self.cells = [cell for group in prepared.groups for cell in group]
+        self.cells = [cell for group in groups for cell in group]
         self.failed: set[CellFolder] = set()
         self.done = {cell for cell in self.cells if cell.done}
         self.found = len(self.done)
-        tasks = (Task(tuple(cell.cell for cell in group)) for group in prepared.groups)
+        tasks = (Task(tuple(cell.cell for cell in group)) for group in groups)
         self.queue = deque(task for task in tasks if not self._ended(task))
         self.submitted: set[Task] = set()
         self.later: list[tuple[float, Task]] = []

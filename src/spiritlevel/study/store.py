@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -35,7 +36,18 @@ def hash_of(config: CellConfig, fingerprint: str) -> str:
 
     Where the data lie is no part of it, nor in which ensemble it is trained.
     """
-    settings = config.model_dump(mode="json", exclude={"data": {"folder"}, "training": {"ensemble"}})
+    return _digest(config.model_dump(mode="json", exclude=_ELSEWHERE), fingerprint)
+
+
+def training_hash_of(config: CellConfig, fingerprint: str) -> str:
+    """The same for what is trained, whatever is measured of it."""
+    return _digest(config.model_dump(mode="json", exclude={**_ELSEWHERE, "measure": True}), fingerprint)
+
+
+_ELSEWHERE: dict[str, Any] = {"data": {"folder"}, "training": {"ensemble"}}
+
+
+def _digest(settings: dict[str, Any], fingerprint: str) -> str:
     whole = {"config": settings, "data": fingerprint, "version": __version__}
     canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -54,6 +66,17 @@ def read_json(path: Path) -> Any:
         return None
     except ValueError as error:
         raise SpiritLevelError(f"{path} is damaged ({error}); remove it and run the study again") from None
+
+
+def _copy_whole(source: Path, target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(source, temporary)
+        with temporary.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -76,6 +99,11 @@ class CellFolder:
     def checkpoint(self) -> Path:
         """The trained weights."""
         return self.path / "model.safetensors"
+
+    @property
+    def curve(self) -> Path:
+        """The training curve."""
+        return self.path / "curve.csv"
 
     @property
     def log(self) -> Path:
@@ -109,13 +137,20 @@ class CellFolder:
         found = None if self.done else read_json(self.path / "failed.json")
         return None if found is None else dict(found)
 
+    def adopt(self, other: CellFolder) -> None:
+        """Take over a complete training of the same settings; what says that it is complete comes last."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(self.curve, other.curve.read_text(encoding="utf-8"))
+        _copy_whole(other.checkpoint, self.checkpoint)
+        self.write_training(other.training() or {})
+
     def write_curve(self, curve: Iterable[Epoch]) -> None:
         """The training curve as a table."""
         text = io.StringIO()
         writer = csv.DictWriter(text, [field.name for field in fields(Epoch)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(epoch) for epoch in curve)
-        write_whole(self.path / "curve.csv", text.getvalue())
+        write_whole(self.curve, text.getvalue())
 
     def write_training(self, training: Mapping[str, Any]) -> None:
         """How training ended; the checkpoint and the curve must be there before."""
@@ -160,15 +195,25 @@ class StudyFolder:
                 f"{self.path} holds the study {before['name']!r}, not {study.name!r}; choose another folder"
             )
         folders = [self.cell(name) for name in fingerprints]
+        trained = self._trainings()
         for folder, cell in zip(folders, study.cells(), strict=True):
-            if not folder.done:
-                write_json(folder.cell, _described(folder.hash, cell, fingerprints[folder.hash]))
+            if folder.done:
+                continue
+            described = _described(folder.hash, cell, fingerprints[folder.hash])
+            write_json(folder.cell, described)
+            if folder.training() is None and (other := trained.get(described["training_hash"])) is not None:
+                folder.adopt(other)
         cells = [
             {"hash": folder.hash, "factors": cell.factors, "seed": cell.seed}
             for folder, cell in zip(folders, study.cells(), strict=True)
         ]
         write_json(self.path / "study.json", {**study.to_dict(), "version": __version__, "cells": cells})
         return folders
+
+    def _trainings(self) -> dict[str, CellFolder]:
+        """Complete trainings by what was trained: a study that measures something else need not train again."""
+        folders = (CellFolder(path.parent) for path in sorted(self.path.glob("cells/*/training.json")))
+        return {folder.settings()["training_hash"]: folder for folder in folders}
 
 
 def _described(name: str, cell: Cell, fingerprint: str) -> dict[str, Any]:
@@ -178,6 +223,7 @@ def _described(name: str, cell: Cell, fingerprint: str) -> dict[str, Any]:
         "seed": cell.seed,
         "config": cell.config.model_dump(mode="json"),
         "fingerprint": fingerprint,
+        "training_hash": training_hash_of(cell.config, fingerprint),
     }
 
 

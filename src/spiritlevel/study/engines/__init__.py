@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.data import suggest
@@ -49,12 +50,21 @@ class Engine(Protocol):
         """End all tasks; none is running afterwards."""
 
 
-def make_engine(name: str, *, workers: int | None = None, address: str | None = None, logs: Path) -> Engine:
+def make_engine(
+    name: str,
+    *,
+    logs: Path,
+    workers: int | None = None,
+    address: str | None = None,
+    slurm: Mapping[str, Any] | None = None,
+) -> Engine:
     """The engine of this name; what it needs is imported only here."""
     if name not in ENGINES:
         raise SpiritLevelError(f"unknown engine {name!r}{suggest(name, ENGINES)}; known: {', '.join(ENGINES)}")
     if address is not None and name != "ray":
         raise SpiritLevelError(f"an address is for engine 'ray'; engine {name!r} takes none")
+    if slurm and name != "slurm":
+        raise SpiritLevelError(f"settings of jobs are for engine 'slurm'; engine {name!r} takes none")
     if name == "local":
         from spiritlevel.study.engines.local import LocalEngine
 
@@ -65,4 +75,4 @@ def make_engine(name: str, *, workers: int | None = None, address: str | None = 
         return RayEngine(workers, address)
     from spiritlevel.study.engines.slurm import SlurmEngine
 
-    return SlurmEngine(workers, logs)
+    return SlurmEngine(workers, logs, slurm or {})

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.engines import Outcome, Task
-from spiritlevel.study.worker import CRASHED, compute
+from spiritlevel.study.worker import CRASHED, compute_with
 
 WAIT = 0.2
 
 
 class RayEngine:
-    """One Ray task of one core for each task; the cluster must see the study's folder under the same path."""
+    """One Ray task of one core for each task; every node must see the study's folder under the same path."""
 
     def __init__(self, workers: int | None = None, address: str | None = None) -> None:
         try:
@@ -22,17 +23,21 @@ class RayEngine:
                 "engine 'ray' needs Ray, which is not installed: pip install \"spiritlevel[ray]\""
             ) from None
         self.ray: Any = ray
-        # The cluster's size is the cluster's business: a number of workers bounds what is submitted at once.
-        started_here = None if address is None else address
-        cores = workers if address is None else None
-        ray.init(
-            address=started_here, num_cpus=cores, include_dashboard=False, log_to_driver=False, configure_logging=False
-        )
+        try:
+            # A cluster that is joined has its own size; `workers` then bounds what is submitted at once.
+            ray.init(
+                address=address,
+                num_cpus=workers if address is None else None,
+                include_dashboard=None if address is not None else False,
+                log_to_driver=False,
+                logging_level="error",
+            )
+        except ConnectionError as error:
+            raise SpiritLevelError(f"no Ray cluster answers at {address}: {error}") from None
         self.most = workers
-        settings = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        # A process that died is the study's business, which tries again once: Ray must not.
-        options = ray.remote(num_cpus=1, max_retries=0, max_calls=1, runtime_env={"env_vars": settings})
-        self._compute = options(compute)
+        # A process that died is the study's business, which tries again once. A new process for each task: a cell then
+        # has the memory and the threads it would have alone.
+        self._compute = ray.remote(num_cpus=1, max_retries=0, max_calls=1)(compute_with)
         self._tasks: dict[Any, Task] = {}
 
     @property
@@ -48,11 +53,14 @@ class RayEngine:
 
     def submit(self, task: Task) -> None:
         """Hand a task to the cluster."""
-        self._tasks[self._compute.remote([str(path.absolute()) for path in task.cells])] = task
+        self._tasks[self._compute.remote(1, [str(path.absolute()) for path in task.cells])] = task
 
     def finished(self) -> list[tuple[Task, Outcome]]:
         """Tasks that returned or whose process died."""
-        ready, _ = self.ray.wait(list(self._tasks), num_returns=1, timeout=WAIT) if self._tasks else ([], [])
+        if not self._tasks:
+            time.sleep(WAIT)
+            return []
+        ready, _ = self.ray.wait(list(self._tasks), num_returns=1, timeout=WAIT)
         return [(self._tasks.pop(reference), self._outcome(reference)) for reference in ready]
 
     def _outcome(self, reference: Any) -> Outcome:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.engines import Outcome, Task
-from spiritlevel.study.worker import CRASHED, compute
+from spiritlevel.study.worker import CRASHED, compute_with
 
 # Slurm is asked about all jobs at once and seldom; looking at their files costs nothing.
 LOOK_AGAIN = 1.0
 # Jobs in the queue at the same time unless --workers says otherwise.
 MOST_JOBS = 200
+DEFAULTS = {"timeout_min": 24 * 60, "cpus_per_task": 1}
 
 
 class SlurmEngine:
     """One job for each task; the cluster must see the study's folder under the same path."""
 
-    def __init__(
-        self, workers: int | None = None, logs: Path = Path("jobs"), settings: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, workers: int | None, logs: Path, settings: Mapping[str, Any]) -> None:
         try:
             import submitit
         except ImportError:
@@ -29,7 +29,12 @@ class SlurmEngine:
                 "engine 'slurm' needs submitit, which is not installed: pip install \"spiritlevel[slurm]\""
             ) from None
         self.executor: Any = submitit.AutoExecutor(folder=logs)
-        self.executor.update_parameters(name="spiritlevel", **{**DEFAULTS, **(settings or {})})
+        asked = {**DEFAULTS, **settings}
+        self.threads = int(asked["cpus_per_task"])
+        try:
+            self.executor.update_parameters(name="spiritlevel", **asked)
+        except (NameError, TypeError, ValueError) as error:
+            raise SpiritLevelError(f"submitit refuses these settings: {error}") from None
         self.most = workers or MOST_JOBS
         self._jobs: dict[Task, Any] = {}
 
@@ -45,7 +50,9 @@ class SlurmEngine:
 
     def submit(self, task: Task) -> None:
         """Queue a job."""
-        self._jobs[task] = self.executor.submit(compute, [str(path.absolute()) for path in task.cells])
+        self._jobs[task] = self.executor.submit(
+            compute_with, self.threads, [str(path.absolute()) for path in task.cells]
+        )
 
     def finished(self) -> list[tuple[Task, Outcome]]:
         """Tasks whose job ended."""
@@ -64,6 +71,3 @@ class SlurmEngine:
         for job in self._jobs.values():
             job.cancel()
         self._jobs.clear()
-
-
-DEFAULTS = {"timeout_min": 24 * 60, "cpus_per_task": 1}
