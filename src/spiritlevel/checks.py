@@ -5,7 +5,9 @@ A network must give the same finite outputs for the same inputs, sample by sampl
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 def check_model(problem: Problem) -> None:
     """One small batch through the network, several times: finite, deterministic, sample by sample, a mean."""
+    check_devices({**problem.parameters, **problem.fixed})
     batch = problem.first_chunk()
     if problem.whole:
         _check_whole_loss(problem, batch)
@@ -54,6 +57,8 @@ def _first_outputs(problem: Problem, batch: Batch) -> Any:
     given = batch.map(Tensor.clone)
     try:
         outputs = problem.outputs(problem.parameters, given)
+    except SpiritLevelError:
+        raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise SpiritLevelError(
             f"the model cannot be called on the first batch{_mismatch(problem, batch)}: {error}"
@@ -146,7 +151,10 @@ def _check_all_targets(problem: Problem, outputs: Any) -> None:
 
 
 def refuse_nonfinite_loss(problem: Problem) -> None:
-    """Look for the sample on which the loss is NaN or infinite, and raise with its number; quiet where none is."""
+    """Look for the sample on which the loss is NaN or infinite, and raise with its number; quiet where none is.
+
+    Where every loss is finite, its derivatives may not be: see `refuse_nonfinite_derivatives`.
+    """
     first, check = 0, problem.loss_function.check_outputs
     with problem.undisturbed(), torch.no_grad():
         for chunk, _ in problem.chunks():
@@ -155,6 +163,55 @@ def refuse_nonfinite_loss(problem: Problem) -> None:
             if problem.whole or not bool(torch.isfinite(problem.chunk_loss(problem.parameters, chunk))):
                 _point_out(problem, chunk, first)
             first += len(chunk)
+    refuse_nonfinite_derivatives(problem)
+
+
+def refuse_nonfinite_derivatives(problem: Problem) -> None:
+    """Look for the sample and the parameter where the first or second derivative is NaN or infinite, and raise."""
+    first = 0
+    with problem.undisturbed(), torch.enable_grad():
+        for chunk, _ in problem.chunks():
+            if _unsound(problem, chunk) is not None:
+                parts = [chunk] if problem.whole else [chunk[n : n + 1] for n in range(len(chunk))]
+                for n, part in enumerate(parts):
+                    found = _unsound(problem, part)
+                    if found is not None:
+                        where = "on the batch that starts at sample" if problem.whole else "at sample"
+                        raise SpiritLevelError(f"{found[0]} {where} {first + n}{found[1]}")
+            first += len(chunk)
+
+
+def _unsound(problem: Problem, batch: Batch) -> tuple[str, str] | None:
+    """Which derivative of the loss over a batch is not finite, and what to do about it; None where all are."""
+    leaves = problem.leaves()
+    names, values = list(leaves), list(leaves.values())
+    loss = problem.chunk_loss(leaves, batch)
+    if not loss.requires_grad:
+        return None
+    gradient = torch.autograd.grad(loss, values, create_graph=True, allow_unused=True)
+    wrong = _first_nonfinite(names, gradient)
+    if wrong is not None:
+        return f"the gradient of the loss by {wrong!r} is NaN or infinite", ", though the loss is finite there"
+    live = [part for part in gradient if part is not None and part.requires_grad]
+    if not live:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    signs = [torch.randint(0, 2, part.shape, generator=generator).to(part) * 2 - 1 for part in live]
+    wrong = _first_nonfinite(names, torch.autograd.grad(live, values, signs, allow_unused=True))
+    if wrong is None:
+        return None
+    return (
+        f"the second derivative of the loss by {wrong!r} is NaN or infinite",
+        ", though the loss and its gradient are finite there. Likely cause: a square root, a norm or a power at zero; add a "
+        "small constant inside it, or leave the sample out",
+    )
+
+
+def _first_nonfinite(names: Sequence[str], parts: Sequence[Tensor | None]) -> str | None:
+    for name, part in zip(names, parts, strict=True):
+        if part is not None and not bool(torch.isfinite(part).all()):
+            return name
+    return None
 
 
 def _point_out(problem: Problem, chunk: Batch, first: int) -> None:
@@ -177,7 +234,23 @@ def _check_whole_loss(problem: Problem, batch: Batch) -> None:
         )
 
 
+def check_devices(tensors: Mapping[str, Tensor]) -> None:
+    """All tensors on one device: curvature products are vectors over all parameters."""
+    places: dict[torch.device, str] = {}
+    for name, tensor in tensors.items():
+        places.setdefault(tensor.device, name)
+    if len(places) > 1:
+        where = ", ".join(f"{name!r} on {device}" for device, name in places.items())
+        raise SpiritLevelError(
+            f"the model is spread over several devices ({where}): move it to one with model.to(device)"
+        )
+
+
 def check_kind(name: str, tensor: Tensor) -> None:
+    if tensor.is_meta:
+        raise SpiritLevelError(
+            f"{name!r} is on the meta device, which holds no numbers: load the model's weights before measuring"
+        )
     if tensor.is_complex():
         raise SpiritLevelError(f"parameter {name!r} is complex; flatness is defined here for real parameters only")
     if torch.nn.parameter.is_lazy(tensor):
@@ -189,8 +262,19 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise SpiritLevelError(f"{name!r} contains NaN or infinity ({int((~torch.isfinite(tensor)).sum())} entries)")
 
 
+def _leaves(outputs: Any) -> list[Any]:
+    """Everything inside what a network returned, dataclasses opened."""
+
+    def opened(leaf: Any) -> list[Any]:
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            return _leaves([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+        return [leaf]
+
+    return [part for leaf in tree_leaves(outputs) for part in opened(leaf)]
+
+
 def _check_outputs(outputs: Any) -> None:
-    for leaf in tree_leaves(outputs):
+    for leaf in _leaves(outputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise SpiritLevelError("the network's outputs contain NaN or infinity on finite inputs")
 
@@ -208,7 +292,7 @@ def _check_scalar(value: Any) -> None:
 
 
 def _agree(first: Any, second: Any, tolerance: float = 1e-5) -> bool:
-    pairs = zip(tree_leaves(first), tree_leaves(second), strict=False)
+    pairs = zip(_leaves(first), _leaves(second), strict=False)
     return all(
         a.shape == b.shape
         and torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(a.abs().max() if a.numel() else 0))
@@ -220,5 +304,5 @@ def _agree(first: Any, second: Any, tolerance: float = 1e-5) -> bool:
 def _first(outputs: Any, count: int, of: int) -> list[Any]:
     return [
         leaf[:count] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == of else leaf
-        for leaf in tree_leaves(outputs)
+        for leaf in _leaves(outputs)
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
+
+# The label of a position that does not count, as torch and many libraries write it.
+IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,12 @@ def _floating_as(targets: Tensor, dtype: torch.dtype) -> Tensor:
     return targets.to(dtype) if targets.is_floating_point() else targets
 
 
+def logits_of(outputs: Any) -> Any:
+    """The outputs a built-in loss compares with targets: many models return them as the entry `logits` of a record."""
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else outputs
+
+
 # --- cross entropy ---------------------------------------------------------------------------------------------
 
 
@@ -172,10 +181,11 @@ def _softmax_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
 
 
 def _check_labels(outputs: Any, targets: Any, first: int) -> None:
-    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
-        came = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    _check_tensor(outputs, "cross_entropy")
+    if outputs.dim() < 2:
         raise SpiritLevelError(
-            f"cross entropy needs outputs of shape (samples, classes, …), got {came}: return the logits, one row a sample"
+            f"cross entropy needs outputs of shape (samples, classes, …), got {tuple(outputs.shape)}: return the logits, one "
+            "row a sample"
         )
     if targets.is_floating_point():
         if targets.shape != outputs.shape:
@@ -194,15 +204,40 @@ def _check_labels(outputs: Any, targets: Any, first: int) -> None:
     if tuple(targets.shape) != _label_shape(outputs):
         raise SpiritLevelError(
             f"cross entropy needs labels of shape {_label_shape(outputs)} for outputs of shape {tuple(outputs.shape)}, "
-            f"got {tuple(targets.shape)}"
+            f"got {tuple(targets.shape)}{_classes_last(outputs, targets)}"
         )
     wrong = (targets < 0) | (targets >= outputs.shape[1])
     if bool(wrong.any()):
         index = tuple(int(i) for i in wrong.nonzero()[0])
+        if int(targets[index]) == IGNORED and outputs.dim() > 2:
+            raise SpiritLevelError(
+                f"label {IGNORED} of sample {first + index[0]} leaves out a position, so samples count for different numbers "
+                "of positions: pass a loss of the form (model, batch) -> (mean over the scored positions, how many they are)"
+            )
         raise SpiritLevelError(
             f"label {int(targets[index])} of sample {first + index[0]} is out of range: the network has {outputs.shape[1]} "
             f"outputs, so labels must be 0 to {outputs.shape[1] - 1}"
         )
+
+
+def _check_tensor(outputs: Any, loss: str) -> None:
+    if not isinstance(outputs, Tensor):
+        function = "mse_loss" if loss == "mse" else "cross_entropy"
+        entry = "outputs['logits']" if isinstance(outputs, Mapping) else "outputs[0]"
+        raise SpiritLevelError(
+            f"the network returns a {type(outputs).__name__}, and {loss} needs one tensor of outputs: pass a loss that says "
+            f"which, for example `lambda outputs, targets: torch.nn.functional.{function}({entry}, targets)`"
+        )
+
+
+def _classes_last(outputs: Tensor, targets: Tensor) -> str:
+    """What to do where the labels would fit if the classes came second instead of last."""
+    if outputs.dim() < 3 or targets.shape != outputs.shape[:-1]:
+        return ""
+    return (
+        ": classes come second, and here they are last. Pass for example "
+        "`lambda outputs, targets: torch.nn.functional.cross_entropy(outputs.movedim(-1, 1), targets)`"
+    )
 
 
 def _label_shape(outputs: Tensor) -> tuple[int, ...]:
@@ -220,10 +255,10 @@ def _squared_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
 
 
 def _check_regression(outputs: Any, targets: Any, first: int) -> None:
-    if not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
-        came = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    _check_tensor(outputs, "mse")
+    if outputs.shape != targets.shape:
         raise SpiritLevelError(
-            f"mse needs targets of the outputs' shape {came}, got {tuple(targets.shape)}: broadcasting would compare "
+            f"mse needs targets of the outputs' shape {tuple(outputs.shape)}, got {tuple(targets.shape)}: broadcasting would compare "
             "every output with every target; use y.reshape(…) or y.unsqueeze(1)"
         )
 
