@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,12 @@ from spiritlevel.study.results import (
     read_curve,
     read_study,
     results_csv,
+    short_name,
 )
 
 GAP_LABELS: Mapping[str, str] = {
-    "gap_accuracy": "train accuracy − test accuracy",
-    "gap_loss": "test loss − train loss",
+    "gap_accuracy": "train − test accuracy",
+    "gap_loss": "test − train loss",
     "test_error": "test error",
 }
 _SCATTERS, _DEPTHS = 12, 8  # pictures of one kind that a page shows
@@ -78,19 +79,21 @@ def write_study_report(folder: str | os.PathLike[str]) -> Path:
 
 def study_page(study: Study, found: Answers) -> str:
     """The page of a study, self-contained."""
-    grouping = _grouping(study)
-    sections = (
-        ranking_section(study, found),
-        attack_section(study),
-        scatter_section(study, found, grouping),
-        rescaling_section(study, found),
-        layer_section(study, found),
+    sections: list[Section | None] = []
+    if len(study.measured) < FEWEST:
+        sections.append(attack_section(study))
+    for name, part in found.parts.items():
+        sections += _pictures(study.parts[name], part, name)
+    sections += _pictures(study, found, "all together") if found.parts else _pictures(study, found, "")
+    if len(study.measured) >= FEWEST:
+        sections.append(attack_section(study))
+    sections += [
         factor_section(study, found),
         left_out_section(study),
         correlation_section(study, found),
-        training_section(study, grouping),
+        training_section(study),
         made_section(study, found),
-    )
+    ]
     papers = [*([study.paper] if study.paper else []), *_papers(study)]
     return render_page(
         title=f"Study {study.name}: {study.title}" if study.title != study.name else f"Study {study.name}",
@@ -100,42 +103,89 @@ def study_page(study: Study, found: Answers) -> str:
     )
 
 
+def _pictures(study: Study, found: Answers, name: str) -> list[Section | None]:
+    """What is drawn of a study, or of one of its parts under its name."""
+    made = [ranking_section(study, found)]
+    # Measures of different architectures side by side say little; where there are parts, they are drawn there.
+    if not found.parts:
+        made += [scatter_section(study, found), rescaling_section(study, found), layer_section(study, found)]
+    return [section if section is None or not name else _named(section, name) for section in made]
+
+
+def _named(section: Section, name: str) -> Section:
+    return replace(section, key=f"{section.key}-{name}", heading=f"{section.heading}, {plain_text(name)}")
+
+
 # --- the answer ----------------------------------------------------------------------------------------------------
 
 
 def study_answer(study: Study, found: Answers) -> list[str]:
     """What the study found, in sentences: who wins and how surely, what rescaling does, what was left out."""
     attacked = _attack_sentences(study)
-    ranked = [*_winner_sentences(study, found), *_rescaling_sentences(study, found)]
+    parts = [_part_sentence(found)] if found.parts else []
+    ranked = [*parts, *_winner_sentences(study, found), *_batch_sentences(study), *_rescaling_sentences(study, found)]
     first, second = (attacked, ranked) if attacked and len(study.measured) < FEWEST else (ranked, attacked)
     return [*first, *second, _count_sentence(study)]
 
 
-def _winner_sentences(study: Study, found: Answers) -> list[str]:
+def _part_sentence(found: Answers) -> str:
+    """Who ranks best within each network and data set."""
+    told = []
+    for name, part in found.parts.items():
+        best = _best(part)
+        if best is None or best.networks < FEWEST:
+            told.append(f"{plain_text(name)} has too few networks to say")
+        elif best.kendall.value <= 0 or best.kendall.low <= 0:
+            told.append(f"{plain_text(name)} by no measure better than chance")
+        else:
+            told.append(f"{plain_text(name)} by {plain_text(best.quantity)} (Kendall τ {interval_text(best.kendall)})")
+    return f"Best ranked: {'; '.join(told)}."
+
+
+def _best(found: Answers) -> Correlations | None:
     held = found.contests.get(False)
     if held is None or held.best is None:
-        return [f"Too few networks to say which measure ranks them: {len(study.measured)} measured, at least 3 needed."]
-    row = found.row(held.best, study.gap)
-    assert row is not None
-    tau, count = row.kendall, row.networks
-    name = plain_text(held.best)
-    if count < FEWEST:
+        return None
+    return next(row for row in found.rows if row.quantity == held.best)
+
+
+def _winner_sentences(study: Study, found: Answers) -> list[str]:
+    held, best = found.contests.get(False), _best(found)
+    count = len(study.measured)
+    if held is None or best is None or best.networks < FEWEST:
         return [
-            f"{name} ranks the {count} networks best, with a Kendall τ of {_two(tau.value)}; "
-            f"fewer than {FEWEST} networks allow no interval, so take it for a hint."
+            f"{count} measured networks are too few to say which measure ranks them; {FEWEST} allow a first interval."
         ]
+    name, tau = plain_text(best.quantity), best.kendall
+    who = f"all {best.networks} networks together" if found.parts else f"the {best.networks} networks"
     interval = f", 95 % interval {_two(tau.low)} to {_two(tau.high)}" if tau.bounded else ""
     if tau.value <= 0 or (tau.bounded and tau.low <= 0):
         return [
-            f"No measure ranks these {count} networks better than chance: the best, {name}, has a Kendall τ of "
-            f"{_two(tau.value)}{interval}."
+            f"No measure ranks {who} better than chance: the best, {name}, has a Kendall τ of {_two(tau.value)}{interval}."
         ]
     share = round(100 * (1 + tau.value) / 2)
+    equal = sum(duel.difference.value < 1e-12 for duel in held.duels)
+    shared = f", as {'does 1 other' if equal == 1 else f'do {equal} others'}" if equal else ""
     sentences = [
-        f"{name} ranks the {count} networks best: Kendall τ {_two(tau.value)}{interval}.",
+        f"{name} ranks {who} best{shared}: Kendall τ {_two(tau.value)}{interval}.",
         f"Of two networks the one it calls sharper has the larger gap ({GAP_LABELS[study.gap]}) about {share} times in 100.",
     ]
     return [*sentences, *_lead_sentences(held, found, study)]
+
+
+def _batch_sentences(study: Study) -> list[str]:
+    """How much sharper the largest batches are than the smallest, by the measure of the study's own paper."""
+    told = []
+    for name, part in (study.parts or {"": study}).items():
+        axis = next((axis for axis in part.axes if axis.numeric and "batch_size" in axis.label), None)
+        found = [] if axis is None else [c for c in contrasts(part, axis) if c.times.known]
+        if axis is not None and found:
+            own = _of_paper([c.measure for c in found], study.paper)
+            chosen = next(c for c in found if not own or c.measure == own[0])
+            who = f"{plain_text(name)}: " if name else ""
+            ends = f"from {axis.label} {chosen.first} to {chosen.last}"
+            told.append(f"{who}{plain_text(chosen.measure)} changes {ends} by a factor of {_factor_text(chosen.times)}")
+    return ["; ".join(told)[0].upper() + "; ".join(told)[1:] + "."] if told else []
 
 
 def _lead_sentences(held: Contest, found: Answers, study: Study) -> list[str]:
@@ -168,6 +218,11 @@ def _rescaling_sentences(study: Study, found: Answers) -> list[str]:
     if before - after >= 0.005:
         sentence += f"; {plain_text(lost)} falls from τ {_two(before)} to {_two(after)}"
     return [sentence + "."]
+
+
+def _factor_text(found: Estimate) -> str:
+    ends = f" [{significant(found.low, 2)}, {significant(found.high, 2)}]" if found.bounded else ""
+    return significant(found.value, 2) + ends
 
 
 def _attack_sentences(study: Study) -> list[str]:
@@ -209,22 +264,25 @@ def ranking_section(study: Study, found: Answers) -> Section | None:
     if held is None or not any(row.kendall.known for row in rows.values()):
         return None
     label = "Kendall's τ"
-    drawing = ranking({"τ": {name: row.kendall for name, row in rows.items()}}, title="Who ranks best", label=label)
+    behind: dict[str, tuple[Entry, ...]] = {duel.measure: (duel.difference.value, duel.p) for duel in held.duels}
+    drawing = ranking(
+        {label: {name: row.kendall for name, row in rows.items()}},
+        title="Who ranks best",
+        label=label,
+        further=(("behind the best", "p, adjusted"), behind),
+    )
     text = (
         f"Rank correlation with the generalization gap, {GAP_LABELS[study.gap]}, over {held.networks} networks: 1 is the same "
-        "order, 0 none, −1 the opposite one. Bars are 95 % bootstrap intervals."
+        "order, 0 none, −1 the opposite one. Bars are 95 % bootstrap intervals. p tells whether the distance to the best could "
+        "be chance; it is adjusted for all pairs of measures."
     )
     away = [f"{plain_text(name)} did not compete: {reason}." for name, reason in held.absent.items()]
-    duels = tuple(
-        (plain_text(d.measure), d.difference.value, d.difference.low, d.difference.high, d.p) for d in held.duels
-    )
-    columns = ("measure", "τ behind the best", "low", "high", "p, adjusted")
-    tables = ((f"Behind {plain_text(held.best)}", Numbers(columns, duels)),) if duels else ()
-    return Section("ranking", "Ranking", (text, *away), (drawing,), tables)
+    return Section("ranking", "Ranking", (text, *away), (drawing,))
 
 
-def scatter_section(study: Study, found: Answers, grouping: _Grouping) -> Section | None:
+def scatter_section(study: Study, found: Answers) -> Section | None:
     """A picture a measure, the best first: the measure against the gap, a dot a network."""
+    grouping = _grouping(study)
     gaps = [cell.gap(study.gap) for cell in study.measured]
     rows = [row for row in found.rows if _is_main(row, study) and row.networks >= 2]
     rows.sort(key=lambda row: -row.kendall.value if row.kendall.known else math.inf)
@@ -259,23 +317,29 @@ def rescaling_section(study: Study, found: Answers) -> Section | None:
         "as trained": {name: before.kendall for name, (before, _) in pairs.items()},
         "rescaled at random": {name: after.kendall for name, (_, after) in pairs.items()},
     }
-    drawings = [ranking(series, title="Before and after random rescaling", label="Kendall's τ")]
+    straight = {
+        "as trained": {name: before.pearson for name, (before, _) in pairs.items()},
+        "rescaled at random": {name: after.pearson for name, (_, after) in pairs.items()},
+    }
+    drawings = [
+        ranking(series, title="Order before and after", label="Kendall's τ"),
+        ranking(straight, title="Linear correlation before and after", label="Pearson's r"),
+    ]
     fall = {name: before.kendall.value - after.kendall.value for name, (before, after) in pairs.items()}
     best = max(pairs, key=lambda name: pairs[name][1].kendall.value)
     seen = dict.fromkeys([max(fall, key=lambda n: fall[n]), best])
     drawings += [_twins(study, name, *pairs[name]) for name in seen]
-    rows = tuple(
-        (plain_text(n), _moved(study, n), b.pearson.value, a.pearson.value, b.kendall.value, a.kendall.value)
+    rows: tuple[tuple[Entry, ...], ...] = tuple(
+        (plain_text(n), _moved(study, n), *(_estimate_text(e) for e in (b.pearson, a.pearson, b.kendall, a.kendall)))
         for n, (b, a) in pairs.items()
     )
-    columns = ("measure", "median factor moved", "r before", "r after", "τ before", "τ after")
+    columns = ("measure", "moved by (median)", "r before", "r after", "τ before", "τ after")
     text = (
         "The layers of every network were multiplied by random factors that cancel: the same function, other weights. "
         "A measure that says something about the function correlates as before (Petzka et al. 2019, Figure 2)."
     )
-    return Section(
-        "rescaling", "After random rescaling", (text,), tuple(drawings), (("Correlations", Numbers(columns, rows)),)
-    )
+    tables = (("Correlations before and after", Numbers(columns, rows)),)
+    return Section("rescaling", "After random rescaling", (text,), tuple(drawings), tables)
 
 
 def layer_section(study: Study, found: Answers) -> Section | None:
@@ -309,18 +373,23 @@ def factor_section(study: Study, found: Answers) -> Section | None:
     """The gap and the chief measures by every factor: boxes, or lines along a numeric factor of many levels."""
     drawings: list[Drawing] = []
     tables: list[tuple[str, Numbers]] = []
+    told: set[frozenset[str]] = set()
     shown = _chief_measures(study, found)
     for axis in study.axes:
-        if axis.is_seed or len(axis.levels) > 24 or not study.measured:
+        # Which network it is, is no setting whose effect is asked for; it tells the boxes of others apart.
+        if axis.is_seed or len(axis.levels) > 24 or not study.measured or "model.name" in axis.members:
             continue
         other = _second_axis(study, axis)
         drawings.append(
             _by_level(study, axis, other, GAP_LABELS[study.gap], [c.gap(study.gap) for c in study.measured])
         )
         drawings += [_by_level(study, axis, other, name, study.column(name)) for name in shown]
-        tables.append((f"By {plain_text(axis.label)}", _level_table(study, axis, other, shown)))
-        if axis.numeric:
-            tables += _contrast_table(study, axis)
+        pair = frozenset({axis.name, other.name if other else ""})
+        if pair not in told:
+            tables.append((f"By {plain_text(axis.label)}", _level_table(study, axis, other, shown)))
+            told.add(pair)
+        for name, part in (study.parts or {"": study}).items():
+            tables += _contrast_table(part, axis, name)
     if not drawings:
         return None
     text = "Dots are networks; a bar or a line is the median, a box or a band the middle half of them."
@@ -357,50 +426,26 @@ def left_out_section(study: Study) -> Section | None:
     cells = [cell for cell in study.cells if cell.status != "measured"]
     if not cells and not study.strangers:
         return None
-    names = list(dict.fromkeys(name for cell in study.cells for name in cell.coordinates))
-    rows = tuple(
-        (cell.hash, cell.status, plain_text(cell.reason), *(factor_text(cell.coordinates.get(n, "")) for n in names))
-        for cell in cells
-    )
-    text = "No number on this page takes these networks into account. Excluded: did not reach the stopping rule."
+    rows = tuple((cell.hash, f"{cell.status}: {plain_text(cell.reason)}", _place(cell)) for cell in cells)
+    text = "No statistic on this page takes these networks into account."
     strange = (
         f"{study.strangers} folders of cells belong to no cell of this study as it stands and were not read; an earlier "
         "version of it may have made them."
     )
-    columns = ("cell", "status", "reason", *map(plain_text, names))
+    columns = ("cell", "what happened", "factors")
     tables = (("Excluded, failed and unfinished networks", Numbers(columns, rows)),) if rows else ()
     return Section("left-out", "Left out", (text, *([strange] if study.strangers else [])), (), tables)
 
 
 def correlation_section(study: Study, found: Answers) -> Section | None:
-    """The coefficients as tables."""
-    rows = [row for row in found.rows if _is_main(row, study)]
-    if not rows:
+    """The coefficients as tables: of all networks, and of every part."""
+    tables = [
+        table
+        for name, part in {**found.parts, "": found}.items()
+        for table in _correlation_tables(study, part, f", {plain_text(name)}" if name else "")
+    ]
+    if not tables:
         return None
-    kinds = {"Kendall τ": "kendall", "Spearman": "spearman", "Pearson r": "pearson",
-             "partial Spearman": "partial_spearman", "partial Pearson": "partial_pearson"}  # fmt: skip
-    columns = ("measure", "networks", *kinds, "note")
-    main: tuple[tuple[Entry, ...], ...] = tuple(
-        (plain_text(r.quantity), r.networks, *(_estimate_text(getattr(r, key)) for key in kinds.values()), r.note)
-        for r in rows
-    )
-    tables = [(f"With {GAP_LABELS[study.gap]}", Numbers(columns, main))]
-    axes = [axis for axis in study.axes if any(axis.name in row.psi for row in rows)]
-    if axes:
-        psi = ("measure", "Ψ, mean of the factors", *(f"ψ {plain_text(axis.label)}" for axis in axes))
-        granulated = tuple(
-            (
-                plain_text(r.quantity),
-                _estimate_text(r.psi_mean),
-                *(_estimate_text(r.psi[a.name]) for a in axes if a.name in r.psi),
-            )
-            for r in rows
-            if r.psi
-        )
-        tables.append(("Granulated Kendall (Jiang et al. 2020)", Numbers(psi, granulated)))
-    gaps = list(GAPS)
-    others = tuple((plain_text(r.quantity), *(_kendall(found, r.quantity, gap) for gap in gaps)) for r in rows)
-    tables.append(("Kendall τ with every gap", Numbers(("measure", *(GAP_LABELS[gap] for gap in gaps)), others)))
     text = (
         f"In brackets 95 % intervals from {found.draws} resamples of the networks, bias-corrected and accelerated. Partial: "
         "given the train loss. ψ: Kendall's coefficient between networks that differ in one factor alone, averaged; Ψ is its "
@@ -409,8 +454,44 @@ def correlation_section(study: Study, found: Answers) -> Section | None:
     return Section("correlations", "Correlations", (text,), (), tuple(tables))
 
 
-def training_section(study: Study, grouping: _Grouping) -> Section | None:
+def _correlation_tables(study: Study, found: Answers, who: str) -> list[tuple[str, Numbers]]:
+    rows = [row for row in found.rows if _is_main(row, study)]
+    if not rows:
+        return []
+    kinds = {"Kendall τ": "kendall", "Spearman": "spearman", "Pearson r": "pearson",
+             "partial Spearman": "partial_spearman", "partial Pearson": "partial_pearson"}  # fmt: skip
+    noted = any(row.note for row in rows)
+    main: tuple[tuple[Entry, ...], ...] = tuple(
+        (
+            plain_text(r.quantity),
+            r.networks,
+            *(_estimate_text(getattr(r, key)) for key in kinds.values()),
+            *([r.note] if noted else []),
+        )
+        for r in rows
+    )
+    tables = [
+        (
+            f"With {GAP_LABELS[study.gap]}{who}",
+            Numbers(("measure", "networks", *kinds, *(["note"] if noted else [])), main),
+        )
+    ]
+    axes = [axis for axis in found.axes if any(axis.name in row.psi for row in rows)]
+    if axes:
+        psi = ("measure", "Ψ, mean of the factors", *(f"ψ {plain_text(axis.label)}" for axis in axes))
+        granulated = tuple(
+            (plain_text(r.quantity), *map(_estimate_text, (r.psi_mean, *(r.psi.get(a.name, Estimate()) for a in axes))))
+            for r in rows
+        )
+        tables.append((f"Granulated Kendall (Jiang et al. 2020){who}", Numbers(psi, granulated)))
+    others = tuple((plain_text(r.quantity), *(_kendall(found, r.quantity, gap) for gap in GAPS)) for r in rows)
+    tables.append((f"Kendall τ with every gap{who}", Numbers(("measure", *(GAP_LABELS[gap] for gap in GAPS)), others)))
+    return tables
+
+
+def training_section(study: Study) -> Section | None:
     """How the networks were trained: loss and accuracy along the epochs."""
+    grouping = _grouping(study)
     group = {cell.hash: text for cell, text in zip(study.measured, grouping.texts, strict=True)}
     trained = [cell for cell in study.cells if cell.training]
     curves = {cell.hash: read_curve(study, cell).columns for cell in trained}
@@ -423,7 +504,8 @@ def training_section(study: Study, grouping: _Grouping) -> Section | None:
         }
         if found:
             title = f"{label.capitalize()} along training"
-            drawings.append(training_curves(found, title=title, label=label, logarithmic=logarithmic))
+            order = [*grouping.order, *{group for group, _, _ in found.values()}.difference(grouping.order)]
+            drawings.append(training_curves(found, order, title=title, label=label, logarithmic=logarithmic))
     return Section("training", "Training", (), tuple(drawings)) if drawings else None
 
 
@@ -436,7 +518,7 @@ def made_section(study: Study, found: Answers) -> Section:
         ("spiritlevel", plain_text(study.version)),
         ("networks", f"{len(study.cells)}, of which {len(study.measured)} measured"),
         ("training, all networks", seconds_text(seconds)),
-        ("resamples", found.draws),
+        ("resamples", str(found.draws)),
     ]
     study_rows += [
         (plain_text(axis.label), ", ".join(axis.text(i) for i in range(len(axis.levels)))) for axis in study.axes
@@ -447,10 +529,11 @@ def made_section(study: Study, found: Answers) -> Section:
         ("Data and measuring", _distinct([{**cell.data, **_measuring(cell)} for cell in finished])),
         ("Environment", _distinct([cell.environment for cell in finished])),
     ]
-    paragraphs = [f"Smaller than the study as published: {plain_text(text)}" for text in study.reductions]
-    return Section(
-        "made", "How it was made", tuple(paragraphs), (), tuple((name, table) for name, table in tables if table.rows)
-    )
+    reduced = _reductions(study)
+    if reduced:
+        columns = ("setting", "here", "built-in study")
+        tables.insert(1, ("Different from the built-in study of this name", Numbers(columns, tuple(reduced))))
+    return Section("made", "How it was made", (), (), tuple((name, table) for name, table in tables if table.rows))
 
 
 # --- pieces --------------------------------------------------------------------------------------------------------
@@ -557,9 +640,39 @@ def _chief_measures(study: Study, found: Answers) -> list[str]:
     )
     names = [row.quantity for row in rows]
     known = {name: records.get(name.partition("(")[0]) for name in names}
-    own = [name for name in names if (record := known[name]) is not None and record.paper == study.paper]
+    own = _of_paper(names, study.paper)
     plain = [name for name in names if (record := known[name]) is not None and not record.invariant_under]
     return list(dict.fromkeys([*names[:1], *own[:1], *plain[:1]]))[:3]
+
+
+def _of_paper(names: Sequence[str], paper: str | None) -> list[str]:
+    """Those of the measures that a paper proposed."""
+    records = known_records()
+    found = {name: records.get(name.partition("(")[0]) for name in names}
+    return [name for name, record in found.items() if record is not None and record.paper == paper]
+
+
+def _place(cell: Cell) -> str:
+    return plain_text(", ".join(f"{short_name(n)} {factor_text(entry)}" for n, entry in cell.coordinates.items()))
+
+
+def _reductions(study: Study) -> list[tuple[Entry, ...]]:
+    """What differs from the built-in study of the same name at full size; nothing for a study of one's own."""
+    # Only here: a study's answers need neither its file nor pydantic.
+    from spiritlevel.study.config import list_studies
+    from spiritlevel.study.config import read_study as read_settings
+
+    if study.name not in list_studies():
+        return []
+    full = read_settings(study.name).to_dict()
+    sides = [
+        {str(key): str(text) for key, text in _flattened({"factors": factors, **config})}
+        for factors, config in ((study.factors, study.config), (full["factors"], full["config"]))
+    ]
+    keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key != "data.folder"]
+    return [
+        (key, *(side.get(key, "not set") for side in sides)) for key in keys if sides[0].get(key) != sides[1].get(key)
+    ]
 
 
 def _second_axis(study: Study, axis: Axis) -> Axis | None:
@@ -587,50 +700,53 @@ def _by_level(study: Study, axis: Axis, other: Axis | None, label: str, values: 
 
 
 def _level_table(study: Study, axis: Axis, other: Axis | None, shown: Sequence[str]) -> Numbers:
-    """Test accuracy with its spread, and medians, by level."""
-    columns = [axis.label, *([other.label] if other else []), "networks", "mean test accuracy", "± standard deviation"]
-    columns += ["median train loss", f"median {GAP_LABELS[study.gap]}", *(f"median {name}" for name in shown)]
+    """Test accuracy with its spread over networks, and medians, by level."""
+    columns = [axis.label, *([other.label] if other else []), "networks", "test accuracy", "median train loss"]
+    columns += [f"median {GAP_LABELS[study.gap]}", *shown]
     rows: list[tuple[Entry, ...]] = []
     for level in range(len(axis.levels)):
-        for second in range(len(other.levels)) if other else [None]:
+        for second in range(len(other.levels)) if other else [0]:
             own = [
                 i
                 for i, cell in enumerate(study.measured)
                 if axis.level(cell) == level and (other is None or other.level(cell) == second)
             ]
-            if not own:
-                continue
-            cells = [study.measured[i] for i in own]
-            accuracy = np.array([cell.trained("test_accuracy") for cell in cells])
-            spread = float(accuracy.std(ddof=1)) if len(cells) > 1 else math.nan
-            medians = [np.median([cell.trained("train_loss") for cell in cells])]
-            medians += [np.median([cell.gap(study.gap) for cell in cells])]
-            medians += [np.median([study.column(name)[i] for i in own]) for name in shown]
-            lead = [axis.text(level), *([other.text(second)] if other and second is not None else [])]
-            rows.append((*lead, len(cells), float(accuracy.mean()), spread, *map(float, medians)))
+            if own:
+                cells = [study.measured[i] for i in own]
+                values = [[c.trained("train_loss") for c in cells], [c.gap(study.gap) for c in cells]]
+                values += [[study.column(name)[i] for i in own] for name in shown]
+                lead = [axis.text(level), *([other.text(second)] if other else [])]
+                accuracy = _mean_text([100 * cell.trained("test_accuracy") for cell in cells])
+                rows.append((*lead, len(cells), accuracy, *(float(np.median(each)) for each in values)))
     return Numbers(tuple(map(plain_text, columns)), tuple(rows))
 
 
-def _contrast_table(study: Study, axis: Axis) -> list[tuple[str, Numbers]]:
-    found = contrasts(study, axis)
+def _mean_text(percent: Sequence[float]) -> str:
+    """A mean with its standard deviation.
+
+    >>> _mean_text([97.0, 98.0]), _mean_text([97.0])
+    ('97.50 ± 0.71 %', '97.00 %')
+    """
+    spread = f" ± {np.std(percent, ddof=1):.2f}" if len(percent) > 1 else ""
+    return f"{np.mean(percent):.2f}{spread} %"
+
+
+def _contrast_table(study: Study, axis: Axis, name: str) -> list[tuple[str, Numbers]]:
+    """How much every measure changes from the first level of a numeric factor to its last."""
+    own = next((each for each in study.axes if each.name == axis.name and each.numeric), None)
+    found = () if own is None else contrasts(study, own)
     if not found:
         return []
     first = found[0]
-    caption = (
-        f"How many times larger at {plain_text(axis.label)} {plain_text(first.last)} than at {plain_text(first.first)}"
-    )
-    columns = ["measure", "times", "low", "high"]
+    caption = f"How many times larger at {plain_text(axis.label)} {first.last} than at {first.first}"
+    columns = ["measure", "times"]
     adjusted = any(each.at_equal_loss.known for each in found)
     if adjusted:
-        columns += ["at equal train loss" + ("" if first.overlap else ", extrapolated"), "low", "high"]
+        columns += ["at equal train loss" + ("" if first.overlap else ", extrapolated")]
     rows = tuple(
-        (plain_text(c.measure), *_three(c.times), *(_three(c.at_equal_loss) if adjusted else ())) for c in found
+        (plain_text(c.measure), *map(_factor_text, [c.times, *([c.at_equal_loss] if adjusted else [])])) for c in found
     )
-    return [(caption, Numbers(tuple(columns), rows))]
-
-
-def _three(found: Estimate) -> tuple[float, float, float]:
-    return found.value, found.low, found.high
+    return [(caption + (f", {plain_text(name)}" if name else ""), Numbers(tuple(columns), rows))]
 
 
 def _attack_ratios(study: Study) -> dict[str, dict[float, list[float]]]:
@@ -680,7 +796,7 @@ def _papers(study: Study) -> list[str]:
 
 
 def _measuring(cell: Cell) -> dict[str, Any]:
-    wanted = ("loss_function", "samples", "dtype", "parameters")
+    wanted = ("loss_function", "dtype", "parameters")
     return {key: cell.problem[key] for key in wanted if key in cell.problem}
 
 

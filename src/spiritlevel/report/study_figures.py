@@ -33,10 +33,16 @@ def interval_text(found: Estimate, digits: int = 2) -> str:
     return f"{found.value:.{digits}f}{ends}".replace("-", "−")
 
 
-def ranking(series: Mapping[str, Mapping[str, Estimate]], *, title: str, label: str) -> Drawing:
+def ranking(
+    series: Mapping[str, Mapping[str, Estimate]],
+    *,
+    title: str,
+    label: str,
+    further: tuple[tuple[str, ...], Mapping[str, tuple[Cell, ...]]] = ((), {}),
+) -> Drawing:
     """Measures from the best down, each with its coefficient and interval; `series`: name → measure → estimate.
 
-    The order is that of the first series; the others stand a little below it.
+    The order is that of the first series; the others stand a little below it. `further` are columns for the table.
     """
     first = next(iter(series.values()))
     names = sorted((n for n in first if first[n].known), key=lambda n: -first[n].value)
@@ -57,9 +63,14 @@ def ranking(series: Mapping[str, Mapping[str, Estimate]], *, title: str, label: 
         _coefficient_limits(axes, [e for found in series.values() for e in found.values()], vertical=False)
         axes.set_xlabel(label)
         legend(axes, len(series))
-    columns = ["measure", *(c for name in series for c in _estimate_columns(name if len(series) > 1 else label))]
+    columns = ["measure", *(c for name in series for c in _estimate_columns(name)), *further[0]]
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (plain_text(n), *(cell for found in series.values() for cell in _cells(found.get(n)))) for n in names
+        (
+            plain_text(n),
+            *(cell for found in series.values() for cell in _cells(found.get(n))),
+            *further[1].get(n, (math.nan,) * len(further[0])),
+        )
+        for n in names
     )
     words = f"{label} of {len(names)} measures with 95 % intervals, the best at the top." + _ends_words(first, names)
     return finished(figure, Numbers(tuple(columns), rows), plain_text(title), words)
@@ -227,12 +238,16 @@ def attack_lines(
 
 
 def training_curves(
-    curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], *, title: str, label: str, logarithmic: bool
+    curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]],
+    groups: Sequence[str],
+    *,
+    title: str,
+    label: str,
+    logarithmic: bool,
 ) -> Drawing:
     """A thin line a network, coloured by its group: name → (group, epochs, values)."""
     every = math.ceil(max(len(curves), 1) / _CURVES)
     shown = {name: curve for i, (name, curve) in enumerate(curves.items()) if i % every == 0}
-    groups = list(dict.fromkeys(group for group, _, _ in curves.values()))
     values = [v for _, _, line in shown.values() for v in line if math.isfinite(v)]
     scale = LogScale.of(values) if logarithmic and any(v > 0 for v in values) else None
     labelled: set[str] = set()

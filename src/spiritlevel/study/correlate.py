@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -370,12 +370,15 @@ class Answers:
     Attributes:
         rows: The correlations of every quantity that was measured: networks' with every gap, layers' with the study's own.
         contests: Rescaled or not → who wins by Kendall's τ with the study's gap.
+        parts: The same network by network and data set by data set, where the study has several. Layers are then
+            correlated there alone: those of different architectures are not the same layers.
     """
 
     rows: tuple[Correlations, ...]
     contests: Mapping[bool, Contest]
     axes: tuple[Axis, ...]
     draws: int
+    parts: Mapping[str, Answers] = field(default_factory=dict)
 
     def row(self, quantity: str, gap: str, rescaled: bool = False) -> Correlations | None:
         wanted = (quantity, gap, rescaled)
@@ -386,6 +389,11 @@ def answers(study: Study, *, draws: int = RESAMPLES, seed: int = 0) -> Answers:
     """Correlate every measured quantity with the gaps, before and after random rescaling, and find the winner."""
     if draws < 100:
         raise SpiritLevelError(f"an interval needs at least 100 resamples, got {draws}")
+    parts = {name: _answers(part, draws, seed, layers=True) for name, part in study.parts.items()}
+    return replace(_answers(study, draws, seed, layers=not parts), parts=parts)
+
+
+def _answers(study: Study, draws: int, seed: int, *, layers: bool) -> Answers:
     gaps = {name: np.array([cell.gap(name) for cell in study.measured]) for name in GAPS}
     loss = np.array([cell.trained("train_loss") for cell in study.measured])
     groups = {axis.name: _other_factors(study, axis) for axis in study.axes}
@@ -393,7 +401,8 @@ def answers(study: Study, *, draws: int = RESAMPLES, seed: int = 0) -> Answers:
     rows: list[Correlations] = []
     contests: dict[bool, Contest] = {}
     for rescaled in (False, True):
-        columns = {name: np.array(study.column(name, rescaled)) for name in study.quantities()}
+        names = study.quantities(layers=None if layers else False)
+        columns = {name: np.array(study.column(name, rescaled)) for name in names}
         columns = {name: column for name, column in columns.items() if not (rescaled and np.isnan(column).all())}
         if rescaled and not columns:
             break
@@ -448,13 +457,25 @@ def _correlated(
 
 
 def correlations_csv(found: Answers, study: Study) -> str:
-    """`correlations.csv`: one row for every quantity, gap and variant, with intervals as `_low` and `_high`."""
+    """`correlations.csv`: one row for every quantity, subset, variant and gap, with intervals as `_low` and `_high`."""
     kinds = ("pearson", "spearman", "kendall", "partial_pearson", "partial_spearman")
     factors = [f"psi[{axis.name}]" for axis in found.axes]
     duel = ("best", "behind_best", "behind_best_low", "behind_best_high", "p_behind_best")
-    columns = ["measure", "layer", "variant", "gap", "networks", *(c for k in (*kinds, "psi_mean") for c in _ends(k))]
+    columns = [
+        "measure",
+        "layer",
+        "subset",
+        "variant",
+        "gap",
+        "networks",
+        *(c for k in (*kinds, "psi_mean") for c in _ends(k)),
+    ]
     columns += [column for factor in factors for column in _ends(factor)] + [*duel, "note"]
-    return csv_text(columns, (_csv_row(row, found, study, kinds) for row in found.rows))
+    every = {"all": found, **found.parts}
+    return csv_text(
+        columns,
+        ({"subset": name, **_csv_row(row, part, study, kinds)} for name, part in every.items() for row in part.rows),
+    )
 
 
 def _csv_row(row: Correlations, found: Answers, study: Study, kinds: Sequence[str]) -> dict[str, Any]:

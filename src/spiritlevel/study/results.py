@@ -8,7 +8,8 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,7 +134,8 @@ class Axis:
 
     @property
     def numeric(self) -> bool:
-        return all(isinstance(level[0], int | float) and not isinstance(level[0], bool) for level in self.levels)
+        """Whether its levels are numbers, which then stand by size; all else stands in the order of the grid."""
+        return all(_is_number(level[0]) for level in self.levels)
 
     def level(self, cell: Cell) -> int:
         """The index of the cell's level."""
@@ -155,10 +157,25 @@ class Study:
     paper: str | None
     gap: str
     config: Mapping[str, Any]
-    axes: tuple[Axis, ...]
+    factors: Mapping[str, Any]
+    tied: tuple[tuple[str, ...], ...]
     cells: tuple[Cell, ...]
     strangers: int
-    reductions: tuple[str, ...] = ()
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """What the cells differ in: tied factors as one, and none that is the same everywhere."""
+        return _axes(self.cells, self.tied)
+
+    @cached_property
+    def parts(self) -> Mapping[str, Study]:
+        """The study network by network and data set by data set, where there are several: curvatures of different
+        architectures are of different sizes, and the papers correlate within one."""
+        names = [n for n in ("data.name", "model.name") if len({c.factors.get(n) for c in self.cells}) > 1]
+        parts: dict[str, list[Cell]] = {}
+        for cell in self.cells if names else ():
+            parts.setdefault(", ".join(str(cell.factors.get(name)) for name in names), []).append(cell)
+        return {name: replace(self, cells=tuple(cells)) for name, cells in parts.items()}
 
     @property
     def measured(self) -> tuple[Cell, ...]:
@@ -168,7 +185,7 @@ class Study:
         return tuple(cell for cell in self.cells if cell.status == status)
 
     @property
-    def factors(self) -> tuple[str, ...]:
+    def factor_names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for cell in self.cells for name in cell.factors))
 
     def quantities(self, layers: bool | None = None) -> tuple[str, ...]:
@@ -197,10 +214,10 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
         paper=plain.get("paper"),
         gap="gap_loss" if plain.get("gap") == "loss" else "gap_accuracy",
         config=plain.get("config") or {},
-        axes=_axes(cells, plain.get("tied") or []),
+        factors=plain.get("factors") or {},
+        tied=tuple(tuple(map(str, group)) for group in plain.get("tied") or ()),
         cells=cells,
         strangers=sum(name not in known and not name.startswith(".") for name in present),
-        reductions=tuple(map(str, plain.get("reductions") or ())),
     )
 
 
@@ -264,8 +281,8 @@ def results_csv(study: Study) -> str:
     rescaled twin carry `@rescaled`. What does not exist stays empty.
     """
     quantities = dict.fromkeys(_quantity_columns(study))
-    seed = () if "seed" in study.factors else ("seed",)
-    columns = ("hash", "status", "reason", *study.factors, *seed, *_TRAINING.values(), *GAPS, *quantities)
+    seed = () if "seed" in study.factor_names else ("seed",)
+    columns = ("hash", "status", "reason", *study.factor_names, *seed, *_TRAINING.values(), *GAPS, *quantities)
     return csv_text(columns, (_row(cell, seed) for cell in study.cells))
 
 
@@ -390,7 +407,6 @@ def _layer_name(name: str) -> str:
 
 
 def _axes(cells: Sequence[Cell], tied: Sequence[Sequence[str]]) -> tuple[Axis, ...]:
-    """What the cells differ in: tied factors as one, and none that is the same everywhere."""
     names = list(dict.fromkeys(name for cell in cells for name in cell.coordinates))
     axes: list[Axis] = []
     for name in names:
@@ -399,18 +415,13 @@ def _axes(cells: Sequence[Cell], tied: Sequence[Sequence[str]]) -> tuple[Axis, .
             continue
         levels = dict.fromkeys(tuple(_plain(cell.coordinates.get(member)) for member in members) for cell in cells)
         if len(levels) > 1:
-            axes.append(Axis(members, tuple(sorted(levels, key=_level_order))))
+            numbers = all(_is_number(entry) for level in levels for entry in level[:1])
+            axes.append(Axis(members, tuple(sorted(levels) if numbers else levels)))
     return tuple(axes)
 
 
-def _level_order(level: tuple[Any, ...]) -> tuple[tuple[int, float, str], ...]:
-    """Numbers by size, all else by its text, after them."""
-    return tuple(
-        (0, float(entry), "")
-        if isinstance(entry, int | float) and not isinstance(entry, bool)
-        else (1, 0.0, str(entry))
-        for entry in level
-    )
+def _is_number(entry: Any) -> bool:
+    return isinstance(entry, int | float) and not isinstance(entry, bool)
 
 
 def _plain(entry: Any) -> Any:
