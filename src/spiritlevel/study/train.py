@@ -29,6 +29,8 @@ CHUNK = 1000
 # Measured: fully connected networks gain from training together while weights × batch size stays below this.
 LARGEST_SHARED_STEP = 8_000_000
 SHARED_SEEDS = 8
+# Of Adam, as torch and the papers have them.
+BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +201,8 @@ class _Run:
     def result(self, ensemble: int) -> Trained:
         """The network as it ended, in eval mode."""
         self.model.eval()
+        for parameter in self.model.parameters():
+            parameter.grad = None
         norm = gradient_norm(self.model, self.x, self.y)
         last, rule = self.curve[-1], self.training.require or self.training.stop
         met = rule is None or rule.holds(last.train_loss, last.train_accuracy, norm)
@@ -243,39 +247,67 @@ class _Learner(Protocol):
         """Go on with these networks only."""
 
 
-def _optimizer(parameters: list[Tensor], training: TrainingSection) -> torch.optim.Optimizer:
-    """Fused: one kernel for the whole update instead of one for each of its operations."""
-    if training.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
-    return torch.optim.SGD(
-        parameters,
-        lr=training.learning_rate,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-        fused=True,
-    )
+class _Optimizer:
+    """SGD and Adam as torch.optim has them, on all weights as one tensor: a handful of operations for any network.
 
+    (Importing torch.optim's own takes longer than training many a cell.)
+    """
 
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+    def __init__(self, weights: Tensor, training: TrainingSection) -> None:
+        self.weights, self.training = weights, training
+        self.rate = training.learning_rate
+        self.steps = 0
+        self.first = torch.zeros_like(weights) if training.momentum or training.optimizer == "adam" else None
+        self.second = torch.zeros_like(weights) if training.optimizer == "adam" else None
+
+    def step(self, gradient: Tensor) -> None:
+        """One step; `gradient` may be overwritten."""
+        self.steps += 1
+        if self.training.weight_decay:
+            gradient.add_(self.weights, alpha=self.training.weight_decay)
+        if self.first is None:
+            self.weights.add_(gradient, alpha=-self.rate)
+        elif self.second is None:
+            self.first.mul_(self.training.momentum).add_(gradient)
+            self.weights.add_(self.first, alpha=-self.rate)
+        else:
+            beta, gamma = BETAS
+            self.first.lerp_(gradient, 1 - beta)
+            self.second.mul_(gamma).addcmul_(gradient, gradient, value=1 - gamma)
+            size = self.second.sqrt().div_(math.sqrt(1 - gamma**self.steps)).add_(EPSILON)
+            self.weights.addcdiv_(self.first, size, value=-self.rate / (1 - beta**self.steps))
+
+    def kept(self, positions: list[int]) -> _Optimizer:
+        """The optimizer of these rows of the weights only."""
+        made = _Optimizer(self.weights[positions], self.training)
+        made.rate, made.steps = self.rate, self.steps
+        made.first = None if self.first is None else self.first[positions]
+        made.second = None if self.second is None else self.second[positions]
+        return made
 
 
 class _Alone:
-    """A single network, trained as torch trains modules."""
+    """A single network: its parameters, and their gradients, are views of one vector."""
 
     def __init__(self, run: _Run, training: TrainingSection) -> None:
         self.run = run
-        self.optimizer = _optimizer([p for p in run.model.parameters() if p.requires_grad], training)
+        learned = [parameter for parameter in run.model.parameters() if parameter.requires_grad]
+        weights = torch.cat([parameter.detach().flatten() for parameter in learned])
+        self.gradient = torch.zeros_like(weights)
+        sizes = [parameter.numel() for parameter in learned]
+        parts = zip(torch.split(weights, sizes), torch.split(self.gradient, sizes), strict=True)
+        for parameter, (value, gradient) in zip(learned, parts, strict=True):
+            parameter.data, parameter.grad = value.view_as(parameter), gradient.view_as(parameter)
+        self.optimizer = _Optimizer(weights, training)
 
     def set_learning_rate(self, rate: float) -> None:
-        _set_rate(self.optimizer, rate)
+        self.optimizer.rate = rate
 
     def step(self, batch: Tensor) -> None:
         chosen = batch[0]
-        self.optimizer.zero_grad()
+        self.gradient.zero_()
         torch.autograd.backward(F.cross_entropy(self.run.model(self.run.x[chosen]), self.run.y[chosen]))
-        self.optimizer.step()
+        self.optimizer.step(self.gradient)
 
     def keep(self, positions: list[int]) -> None:
         raise AssertionError("a single network is kept or its training ends")
@@ -289,55 +321,48 @@ class _Together:
 
     def __init__(self, runs: Sequence[_Run], training: TrainingSection) -> None:
         _refuse_unstackable(runs[0].model)
-        self.runs, self.training = list(runs), training
+        self.runs = list(runs)
         self.labels = torch.stack([run.y for run in runs])
         stacked, _ = stack_module_state([run.model for run in runs])
         self.shapes = {name: tensor.shape[1:] for name, tensor in stacked.items()}
-        rows = [tensor.detach().reshape(len(runs), -1) for tensor in stacked.values()]
+        self.sizes = [shape.numel() for shape in self.shapes.values()]
         self.loss_of_each = vmap(self._loss, randomness="different")
-        self._start(torch.cat(rows, dim=1))
+        rows = [tensor.detach().reshape(len(runs), -1) for tensor in stacked.values()]
+        self._show(_Optimizer(torch.cat(rows, dim=1), training))
 
-    def _start(self, weights: Tensor) -> None:
-        self.weights = weights.requires_grad_()
-        self.optimizer = _optimizer([self.weights], self.training)
-        for row, run in zip(self.weights.detach(), self.runs, strict=True):
+    def _show(self, optimizer: _Optimizer) -> None:
+        """Let the modules of the runs see the rows of the weights."""
+        self.optimizer = optimizer
+        for row, run in zip(optimizer.weights, self.runs, strict=True):
             for name, part in self._parts(row).items():
                 run.model.get_parameter(name).data = part
 
     def _parts(self, weights: Tensor) -> dict[str, Tensor]:
         """The parameters by name: views of a row, or of all rows at once."""
-        sizes = [shape.numel() for shape in self.shapes.values()]
-        parts = zip(self.shapes.items(), torch.split(weights, sizes, dim=-1), strict=True)
+        parts = zip(self.shapes.items(), torch.split(weights, self.sizes, dim=-1), strict=True)
         return {name: part.view(*weights.shape[:-1], *shape) for (name, shape), part in parts}
 
     def _loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(self.runs[0].model, parameters, (x,)), y)
 
     def set_learning_rate(self, rate: float) -> None:
-        _set_rate(self.optimizer, rate)
+        self.optimizer.rate = rate
 
     def step(self, batch: Tensor) -> None:
         x, y = self.runs[0].x[batch], self.labels.gather(1, batch)
-        self.optimizer.zero_grad()
-        torch.autograd.backward(self.loss_of_each(self._parts(self.weights), x, y).sum())
-        self.optimizer.step()
+        weights = self.optimizer.weights.detach().requires_grad_()
+        loss = self.loss_of_each(self._parts(weights), x, y).sum()
+        (gradient,) = torch.autograd.grad(loss, weights)
+        self.optimizer.step(gradient)
 
     def keep(self, positions: list[int]) -> None:
         for position, run in enumerate(self.runs):
             if position not in positions:  # its weights must outlive the matrix
                 for parameter in run.model.parameters():
                     parameter.data = parameter.data.clone()
-        state = self.optimizer.state[self.weights]
         self.runs = [self.runs[position] for position in positions]
         self.labels = self.labels[positions]
-        self._start(self.weights.detach()[positions].clone())
-        kept = {key: _rows(entry, positions) for key, entry in state.items()}
-        self.optimizer.state[self.weights] = kept
-
-
-def _rows(entry: object, positions: list[int]) -> object:
-    """What an optimizer remembers of these rows; counters are for all."""
-    return entry[positions].clone() if isinstance(entry, Tensor) and entry.dim() == 2 else entry
+        self._show(self.optimizer.kept(positions))
 
 
 def _refuse_unstackable(model: nn.Module) -> None:
