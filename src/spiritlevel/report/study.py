@@ -79,14 +79,10 @@ def write_study_report(folder: str | os.PathLike[str]) -> Path:
 
 def study_page(study: Study, found: Answers) -> str:
     """The page of a study, self-contained."""
-    sections: list[Section | None] = []
-    if len(study.measured) < FEWEST:
-        sections.append(attack_section(study))
+    sections: list[Section | None] = [attack_section(study)]
     for name, part in found.parts.items():
         sections += _pictures(study.parts[name], part, name)
     sections += _pictures(study, found, "all together") if found.parts else _pictures(study, found, "")
-    if len(study.measured) >= FEWEST:
-        sections.append(attack_section(study))
     sections += [
         factor_section(study, found),
         left_out_section(study),
@@ -121,11 +117,10 @@ def _named(section: Section, name: str) -> Section:
 
 def study_answer(study: Study, found: Answers) -> list[str]:
     """What the study found, in sentences: who wins and how surely, what rescaling does, what was left out."""
-    attacked = _attack_sentences(study)
     parts = [_part_sentence(found)] if found.parts else []
     ranked = [*parts, *_winner_sentences(study, found), *_batch_sentences(study), *_rescaling_sentences(study, found)]
-    first, second = (attacked, ranked) if attacked and len(study.measured) < FEWEST else (ranked, attacked)
-    return [*first, *second, _count_sentence(study)]
+    # A study that attacks asks what an attack can do.
+    return [*_attack_sentences(study), *ranked, _count_sentence(study)]
 
 
 def _part_sentence(found: Answers) -> str:
@@ -138,8 +133,17 @@ def _part_sentence(found: Answers) -> str:
         elif best.kendall.value <= 0 or best.kendall.low <= 0:
             told.append(f"{plain_text(name)} by no measure better than chance")
         else:
-            told.append(f"{plain_text(name)} by {plain_text(best.quantity)} (Kendall τ {interval_text(best.kendall)})")
+            shared = _shared(part.contests[False], " and {}")
+            told.append(
+                f"{plain_text(name)} by {plain_text(best.quantity)}{shared} (Kendall τ {interval_text(best.kendall)})"
+            )
     return f"Best ranked: {'; '.join(told)}."
+
+
+def _shared(held: Contest, words: str) -> str:
+    """How many others rank exactly as well as the best, in these words; nothing where none does."""
+    equal = sum(duel.difference.value < 1e-12 for duel in held.duels)
+    return words.format("1 other" if equal == 1 else f"{equal} others") if equal else ""
 
 
 def _best(found: Answers) -> Correlations | None:
@@ -164,8 +168,7 @@ def _winner_sentences(study: Study, found: Answers) -> list[str]:
             f"No measure ranks {who} better than chance: the best, {name}, has a Kendall τ of {_two(tau.value)}{interval}."
         ]
     share = round(100 * (1 + tau.value) / 2)
-    equal = sum(duel.difference.value < 1e-12 for duel in held.duels)
-    shared = f", as {'does 1 other' if equal == 1 else f'do {equal} others'}" if equal else ""
+    shared = _shared(held, ", together with {}")
     sentences = [
         f"{name} ranks {who} best{shared}: Kendall τ {_two(tau.value)}{interval}.",
         f"Of two networks the one it calls sharper has the larger gap ({GAP_LABELS[study.gap]}) about {share} times in 100.",
@@ -175,17 +178,17 @@ def _winner_sentences(study: Study, found: Answers) -> list[str]:
 
 def _batch_sentences(study: Study) -> list[str]:
     """How much sharper the largest batches are than the smallest, by the measure of the study's own paper."""
-    told = []
+    told: dict[str, list[str]] = {}
     for name, part in (study.parts or {"": study}).items():
         axis = next((axis for axis in part.axes if axis.numeric and "batch_size" in axis.label), None)
         found = [] if axis is None else [c for c in contrasts(part, axis) if c.times.known]
         if axis is not None and found:
             own = _of_paper([c.measure for c in found], study.paper)
             chosen = next(c for c in found if not own or c.measure == own[0])
-            who = f"{plain_text(name)}: " if name else ""
-            ends = f"from {axis.label} {chosen.first} to {chosen.last}"
-            told.append(f"{who}{plain_text(chosen.measure)} changes {ends} by a factor of {_factor_text(chosen.times)}")
-    return ["; ".join(told)[0].upper() + "; ".join(told)[1:] + "."] if told else []
+            lead = f"From {axis.label} {chosen.first} to {chosen.last} {plain_text(chosen.measure)} changes"
+            where = f" on {plain_text(name)}" if name else ""
+            told.setdefault(lead, []).append(f"by a factor of {_factor_text(chosen.times)}{where}")
+    return [f"{lead} {', '.join(factors)}." for lead, factors in told.items()]
 
 
 def _lead_sentences(held: Contest, found: Answers, study: Study) -> list[str]:
@@ -269,7 +272,7 @@ def ranking_section(study: Study, found: Answers) -> Section | None:
         {label: {name: row.kendall for name, row in rows.items()}},
         title="Who ranks best",
         label=label,
-        further=(("behind the best", "p, adjusted"), behind),
+        further=(("behind", "p"), behind),
     )
     text = (
         f"Rank correlation with the generalization gap, {GAP_LABELS[study.gap]}, over {held.networks} networks: 1 is the same "
@@ -386,7 +389,7 @@ def factor_section(study: Study, found: Answers) -> Section | None:
         drawings += [_by_level(study, axis, other, name, study.column(name)) for name in shown]
         pair = frozenset({axis.name, other.name if other else ""})
         if pair not in told:
-            tables.append((f"By {plain_text(axis.label)}", _level_table(study, axis, other, shown)))
+            tables.append((f"By {plain_text(axis.label)}", _level_table(study, axis, other)))
             told.add(pair)
         for name, part in (study.parts or {"": study}).items():
             tables += _contrast_table(part, axis, name)
@@ -699,25 +702,30 @@ def _by_level(study: Study, axis: Axis, other: Axis | None, label: str, values: 
     return boxes(found, title=title, label=label, factor=axis.label)
 
 
-def _level_table(study: Study, axis: Axis, other: Axis | None, shown: Sequence[str]) -> Numbers:
+def _level_table(study: Study, axis: Axis, other: Axis | None) -> Numbers:
     """Test accuracy with its spread over networks, and medians, by level."""
-    columns = [axis.label, *([other.label] if other else []), "networks", "test accuracy", "median train loss"]
-    columns += [f"median {GAP_LABELS[study.gap]}", *shown]
+    columns = [
+        axis.label,
+        *([other.label] if other else []),
+        "networks",
+        "test accuracy",
+        "median train loss",
+        "median gap",
+    ]
     rows: list[tuple[Entry, ...]] = []
     for level in range(len(axis.levels)):
         for second in range(len(other.levels)) if other else [0]:
-            own = [
-                i
-                for i, cell in enumerate(study.measured)
+            cells = [
+                cell
+                for cell in study.measured
                 if axis.level(cell) == level and (other is None or other.level(cell) == second)
             ]
-            if own:
-                cells = [study.measured[i] for i in own]
-                values = [[c.trained("train_loss") for c in cells], [c.gap(study.gap) for c in cells]]
-                values += [[study.column(name)[i] for i in own] for name in shown]
+            if cells:
                 lead = [axis.text(level), *([other.text(second)] if other else [])]
                 accuracy = _mean_text([100 * cell.trained("test_accuracy") for cell in cells])
-                rows.append((*lead, len(cells), accuracy, *(float(np.median(each)) for each in values)))
+                loss = float(np.median([cell.trained("train_loss") for cell in cells]))
+                gap = float(np.median([cell.gap(study.gap) for cell in cells]))
+                rows.append((*lead, len(cells), accuracy, loss, gap))
     return Numbers(tuple(map(plain_text, columns)), tuple(rows))
 
 

@@ -63,17 +63,17 @@ def ranking(
         _coefficient_limits(axes, [e for found in series.values() for e in found.values()], vertical=False)
         axes.set_xlabel(label)
         legend(axes, len(series))
-    columns = ["measure", *(c for name in series for c in _estimate_columns(name)), *further[0]]
+    columns = ("measure", *map(plain_text, series), *further[0])
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
             plain_text(n),
-            *(cell for found in series.values() for cell in _cells(found.get(n))),
+            *(interval_text(found.get(n, Estimate())) for found in series.values()),
             *further[1].get(n, (math.nan,) * len(further[0])),
         )
         for n in names
     )
     words = f"{label} of {len(names)} measures with 95 % intervals, the best at the top." + _ends_words(first, names)
-    return finished(figure, Numbers(tuple(columns), rows), plain_text(title), words)
+    return finished(figure, Numbers(columns, rows), plain_text(title), words)
 
 
 def gap_scatter(
@@ -95,8 +95,10 @@ def gap_scatter(
         figure, axes = axes_of(None, height=2.7 + (0.16 * math.ceil(len(names) / 3) if len(names) > 1 else 0.0))
         for index, name in enumerate(names):
             own = [i for i in kept if groups[i] == name]
+            # Dots that coincide with those of an earlier group must not hide them.
             axes.plot([values[i] for i in own], [gaps[i] for i in own], MARKERS[index % len(MARKERS)], alpha=0.85,
-                      color=series_colour(index), label=shortened(plain_text(name), 28) or None, markersize=4.5)  # fmt: skip
+                      color=series_colour(index), label=shortened(plain_text(name), 28) or None,
+                      markersize=max(6.0 - 1.3 * index, 4.2))  # fmt: skip
         if scale is not None:
             scale.apply(axes.xaxis, axes)
         axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
@@ -187,8 +189,7 @@ def along_depth(layers: Mapping[str, Estimate], whole: Mapping[str, Estimate], *
         if len(names) <= 10:
             axes.set_xticks(range(len(names)), shown, rotation=0 if sum(map(len, shown)) <= 48 else 30,
                             ha="center" if sum(map(len, shown)) <= 48 else "right", rotation_mode="anchor")  # fmt: skip
-        else:
-            axes.set_xlabel("layer, from the input to the output")
+        axes.set_xlabel("layer" if len(names) <= 10 else "layer, from the input to the output")
         _coefficient_limits(axes, [*layers.values(), *whole.values()], vertical=True)
         axes.set_ylabel(label)
         legend(axes, 1 + len(whole))
@@ -360,8 +361,8 @@ def _estimate_columns(name: str) -> tuple[str, str, str]:
     return plain_text(name), "low", "high"
 
 
-def _cells(found: Estimate | None) -> tuple[float, float, float]:
-    return (math.nan,) * 3 if found is None else (found.value, found.low, found.high)
+def _cells(found: Estimate) -> tuple[float, float, float]:
+    return found.value, found.low, found.high
 
 
 def _ends_words(found: Mapping[str, Estimate], names: Sequence[str]) -> str:
