@@ -470,7 +470,8 @@ class _Reader:
         try:
             return model.model_validate(raw)
         except ValidationError as error:
-            first = error.errors()[0]
+            # An unknown key is often the misspelt one that is missing: name it rather than what is missing.
+            first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         except SpiritLevelError as error:
             raise SpiritLevelError(f"{self.where}: {error}") from None
         path = tuple(str(part) for part in first["loc"] if not str(part).startswith(("constrained-", "tuple[")))

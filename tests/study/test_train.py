@@ -1,0 +1,205 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.config import CellConfig
+from spiritlevel.study.train import (
+    Trained,
+    build,
+    ensemble_size,
+    evaluate,
+    gradient_norm,
+    load_samples,
+    noisy_labels,
+    seed_for,
+    train,
+)
+
+
+def config(*, seed: int = 0, data: dict[str, Any] | None = None, model: str = "mlp:8", **training: Any) -> CellConfig:
+    settings = {"learning_rate": 0.1, "batch_size": 16, "epochs": 2, **training}
+    given = {"name": "random:50,6,3,0", **(data or {})}
+    return CellConfig.model_validate(
+        {"data": given, "model": {"name": model}, "training": settings, "measure": {}, "seed": seed}
+    )
+
+
+def run(*configs: CellConfig) -> list[Trained]:
+    return train(configs, load_samples(configs[0].data))
+
+
+def weights(trained: Trained) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trained.model.parameters()])
+
+
+def by_torch(cell: CellConfig, optimizer: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor:
+    """The same training with torch's own optimizer."""
+    samples = load_samples(cell.data)
+    model = build(cell, samples.train)
+    stepper = optimizer(model.parameters(), lr=cell.training.learning_rate, **options)  # type: ignore[call-arg]
+    generator = torch.Generator().manual_seed(seed_for(cell.seed, "batches"))
+    for _ in range(cell.training.epochs):
+        for chosen in torch.randperm(len(samples.train), generator=generator).split(cell.training.batch_size):
+            stepper.zero_grad()
+            F.cross_entropy(model(samples.train.x[chosen]), samples.train.y[chosen]).backward()
+            stepper.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "options"),
+    [
+        (torch.optim.SGD, {"optimizer": "sgd"}, {}),
+        (
+            torch.optim.SGD,
+            {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01},
+            {"momentum": 0.9, "weight_decay": 0.01},
+        ),
+        (
+            torch.optim.Adam,
+            {"optimizer": "adam", "learning_rate": 0.01, "weight_decay": 0.1},
+            {"weight_decay": 0.1},
+        ),
+    ],
+)
+def test_trains_as_torchs_optimizers_do(members, optimizer, settings, options):
+    cells = [config(seed=seed, epochs=4, **settings) for seed in range(members)]
+    for cell, trained in zip(cells, run(*cells), strict=True):
+        torch.testing.assert_close(weights(trained), by_torch(cell, optimizer, **options), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_the_same_cell_twice_is_the_same_bit_for_bit(members):
+    cells = [config(seed=seed, data={"label_noise": 0.5}, optimizer="adam") for seed in range(members)]
+    torch.manual_seed(1)
+    first = run(*cells)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    second = run(*cells)
+    assert torch.equal(torch.get_rng_state(), before)
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(weights(one), weights(other))
+        assert one.curve == other.curve
+    assert not torch.equal(weights(first[0]), weights(run(config(seed=9))[0]))
+
+
+def test_an_ensemble_is_its_members_to_rounding_also_when_some_end_before_others():
+    stop = {"stop": {"train_loss": 0.9}, "epochs": 60, "optimizer": "adam", "learning_rate": 0.02}
+    cells = [config(seed=seed, **stop) for seed in range(4)]
+    together, alone = run(*cells), [run(cell)[0] for cell in cells]
+    assert len({len(trained.curve) for trained in alone}) > 1  # they do end at different epochs
+    for one, other in zip(together, alone, strict=True):
+        assert (len(one.curve), one.steps, one.stop_reason) == (len(other.curve), other.steps, other.stop_reason)
+        torch.testing.assert_close(weights(one), weights(other), rtol=1e-3, atol=1e-4)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-2)
+        loss, _ = evaluate(one.model, *_training_data(cells[0]))
+        assert loss == pytest.approx(one.curve[-1].train_loss)  # the weights are those of its own last epoch
+    assert [trained.ensemble for trained in together] == [4] * 4
+
+
+def _training_data(cell: CellConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    samples = load_samples(cell.data)
+    return samples.train.x, samples.train.y
+
+
+def test_convolutions_train_together_too():
+    cells = [config(seed=seed, model="convnet", data={"name": "random:20,1x8x8,3,0"}) for seed in range(2)]
+    for one, other in zip(run(*cells), [run(cell)[0] for cell in cells], strict=True):
+        torch.testing.assert_close(weights(one), weights(other), rtol=1e-3, atol=1e-5)
+
+
+def test_networks_with_buffers_are_trained_alone():
+    cells = [config(seed=seed, model="resnet8", data={"name": "random:20,1x8x8,3,0"}, epochs=1) for seed in range(2)]
+    with pytest.raises(SpiritLevelError, match=r"cannot be trained together.*bn1.running_mean.*training.ensemble"):
+        run(*cells)
+    assert run(cells[0])[0].curve[-1].epoch == 1
+
+
+def test_ensembles_where_they_are_faster_or_asked_for():
+    samples = load_samples(config().data)
+    small = config()
+    assert ensemble_size(small, build(small, samples.train)) == 8
+    large = config(batch_size=200_000)
+    assert ensemble_size(large, build(large, samples.train)) == 1
+    asked = config(batch_size=200_000, ensemble=3)
+    assert ensemble_size(asked, build(asked, samples.train)) == 3
+
+
+def test_every_stopping_rule_stops():
+    for rule in ({"train_loss": 1.0}, {"train_accuracy": 0.6}, {"gradient_norm": 0.15}):
+        trained = run(config(epochs=300, learning_rate=0.05, optimizer="adam", stop=rule))[0]
+        assert (trained.stop_reason, trained.reached) == ("stop rule", True)
+        assert trained.curve[-1].epoch < 300
+        [(name, value)] = rule.items()
+        found = trained.gradient_norm if name == "gradient_norm" else getattr(trained.curve[-1], name)
+        assert found >= value if name == "train_accuracy" else found <= value
+
+
+def test_a_rule_of_several_conditions_needs_all_of_them():
+    rule = {"train_loss": 5.0, "train_accuracy": 0.9}
+    trained = run(config(epochs=300, learning_rate=0.05, optimizer="adam", stop=rule))[0]
+    assert trained.curve[-1].train_accuracy >= 0.9
+    assert trained.curve[-1].epoch > 1
+
+
+def test_what_did_not_arrive_says_so():
+    short = run(config(epochs=1, stop={"train_accuracy": 1.0}))[0]
+    assert (short.reached, short.stop_reason) == (False, "epochs")
+    without_rule = run(config(epochs=1))[0]
+    assert (without_rule.reached, without_rule.stop_reason) == (True, "epochs")
+    required = run(config(epochs=3, stop={"train_loss": 50.0}, require={"train_accuracy": 1.0}))[0]
+    assert (required.reached, required.stop_reason, len(required.curve)) == (False, "stop rule", 1)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_training_that_diverges_ends_and_says_so(members):
+    trained = run(*(config(seed=seed, epochs=500, learning_rate=1e30) for seed in range(members)))
+    assert {network.stop_reason for network in trained} == {"diverged"}
+    assert not any(network.reached for network in trained)
+    assert all(network.curve[-1].epoch < 500 for network in trained)
+
+
+def test_the_curve_has_an_entry_for_each_evaluation():
+    trained = run(config(epochs=5, evaluate_every=2, schedule="cosine", learning_rate=0.4))[0]
+    assert [entry.epoch for entry in trained.curve] == [2, 4, 5]
+    rates = [0.2 * (1 + math.cos(math.pi * (epoch - 1) / 5)) for epoch in (2, 4, 5)]
+    assert [entry.learning_rate for entry in trained.curve] == pytest.approx(rates)
+    assert trained.steps == 5 * 4  # 50 samples in batches of 16, the last of 2
+
+
+def test_evaluation_is_the_mean_over_all_samples(monkeypatch):
+    cell = config()
+    samples = load_samples(cell.data)
+    model, x, y = build(cell, samples.train), samples.train.x, samples.train.y
+    loss = F.cross_entropy(model(x), y)
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    monkeypatch.setattr("spiritlevel.study.train.CHUNK", 7)
+    found, accuracy = evaluate(model, x, y)
+    assert found == pytest.approx(loss.item())
+    assert accuracy == pytest.approx((model(x).argmax(1) == y).float().mean().item())
+    assert gradient_norm(model, x, y) == pytest.approx(torch.cat([g.flatten() for g in gradient]).norm().item())
+
+
+def test_label_noise_redraws_its_share_of_the_labels():
+    y = torch.zeros(10_000, dtype=torch.int64)
+    assert torch.equal(noisy_labels(y, 10, 0.0, 0), y)
+    half = noisy_labels(y, 10, 0.5, 0)
+    assert (half != 0).float().mean().item() == pytest.approx(0.45, abs=0.02)  # a tenth is drawn as it was
+    assert torch.equal(noisy_labels(y, 10, 0.5, 0), half)
+    assert not torch.equal(noisy_labels(y, 10, 0.5, 1), half)
+    assert torch.bincount(noisy_labels(y, 10, 1.0, 0)).min() > 850
+
+
+def test_real_targets_are_refused(tmp_path):
+    import numpy as np
+
+    path = tmp_path / "real.npz"
+    arrays = {f"{a}_{split}": np.zeros((4, 2), dtype=np.float32) for a in "xy" for split in ("train", "test")}
+    np.savez(path, **arrays)
+    with pytest.raises(SpiritLevelError, match="studies train classifiers: .* has real targets where labels are needed"):
+        load_samples(config(data={"name": str(path)}).data)
