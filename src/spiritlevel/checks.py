@@ -60,8 +60,9 @@ def _first_outputs(problem: Problem, batch: Batch) -> Any:
     except SpiritLevelError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        remedy = ". Wrap what it differentiates in torch.enable_grad()" if "does not require grad" in str(error) else ""
         raise SpiritLevelError(
-            f"the model cannot be called on the first batch{_mismatch(problem, batch)}: {error}"
+            f"the model cannot be called on the first batch{_mismatch(problem, batch)}: {error}{remedy}"
         ) from error
     pairs = zip(tree_leaves(given.inputs), tree_leaves(batch.inputs), strict=True)
     if any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in pairs):

@@ -7,6 +7,7 @@ columns s_k are what is pulled back through the network.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from spiritlevel.errors import SpiritLevelError
 
@@ -99,7 +101,22 @@ def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
     if not callable(loss):
         raise SpiritLevelError(f"loss must be a name or a callable, got {type(loss).__name__}")
     name = getattr(loss, "__name__", type(loss).__name__)
-    return Loss(name=name, mean=loss, whole_batch=_takes_the_model(loss))
+    if _takes_the_model(loss):
+        return Loss(name=name, mean=_recording(loss), whole_batch=True)
+    return Loss(name=name, mean=loss)
+
+
+def _recording(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The same loss where gradients are switched off: one that differentiates the network by its inputs needs them."""
+
+    @functools.wraps(loss)
+    def mean(model: Any, batch: Any) -> Any:
+        if torch.is_grad_enabled():
+            return loss(model, batch)
+        with torch.enable_grad():
+            return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, loss(model, batch))
+
+    return mean
 
 
 def _takes_the_model(loss: Callable[..., Any]) -> bool:
