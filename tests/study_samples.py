@@ -94,6 +94,7 @@ def fabricate(
     failed: int = 1,
     unfinished: int = 1,
     cells: int | None = None,
+    measures: Sequence[str] = (*PLAIN, *INVARIANT),
     seed: int = 0,
 ) -> Path:
     """A study's folder in which invariant measures rank well, plain ones worse, and rescaling ruins the plain ones."""
@@ -119,6 +120,13 @@ def fabricate(
             error = {"error": "RuntimeError: the worker was killed (signal 9)", "traceback": "…", "attempts": 2}
             _write(place / "failed.json", error)
             continue
+        for report in (
+            result["measures"],
+            result["rescaled"],
+            *(each["measures"] for each in result.get("attacks", ())),
+        ):
+            if report is not None:
+                report["values"] = {name: report["values"][name] for name in measures}
         _write(place / "result.json", result)
         _curve(place / "curve.csv", result["training"])
     return folder

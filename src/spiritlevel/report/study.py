@@ -459,6 +459,7 @@ def correlation_section(study: Study, found: Answers) -> Section | None:
 
 def _correlation_tables(study: Study, found: Answers, who: str) -> list[tuple[str, Numbers]]:
     rows = [row for row in found.rows if _is_main(row, study)]
+    rows.sort(key=lambda row: -row.kendall.value if row.kendall.known else math.inf)
     if not rows:
         return []
     kinds = {"Kendall τ": "kendall", "Spearman": "spearman", "Pearson r": "pearson",
