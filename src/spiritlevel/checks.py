@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,15 +30,22 @@ def check_model(problem: Problem) -> None:
         _check_whole_loss(problem, batch)
         return
     batch = batch[:8].map(Tensor.clone)
-    kept = {name: tensor.clone() for name, tensor in problem.fixed.items()}
     with torch.no_grad():
-        outputs = _first_outputs(problem, batch)
-        if any(not torch.equal(tensor, kept[name]) for name, tensor in problem.fixed.items()):
-            problem.fixed, problem.buffers_change = kept, True
-            problem.notes.append("the model changes its own buffers when it runs; they are reset before every call")
+        with _watching_buffers(problem):
+            outputs = _first_outputs(problem, batch)
         _check_outputs(outputs)
         _check_deterministic(problem, outputs, batch)
         _check_loss(problem, outputs, batch)
+
+
+@contextmanager
+def _watching_buffers(problem: Problem) -> Iterator[None]:
+    """Buffers that change inside are put back, now and before every call from then on."""
+    kept = {name: tensor.clone() for name, tensor in problem.fixed.items()}
+    yield
+    if any(not torch.equal(tensor, kept[name]) for name, tensor in problem.fixed.items()):
+        problem.fixed, problem.buffers_change = kept, True
+        problem.notes.append("the model changes its own buffers when it runs; they are reset before every call")
 
 
 def check_gradient(problem: Problem) -> None:
@@ -226,7 +234,9 @@ def _point_out(problem: Problem, chunk: Batch, first: int) -> None:
 
 def _check_whole_loss(problem: Problem, batch: Batch) -> None:
     with torch.no_grad():
-        first, second = (problem.whole_loss(problem.parameters, batch)[0] for _ in range(2))
+        with _watching_buffers(problem):
+            first = problem.whole_loss(problem.parameters, batch)[0]
+        second = problem.whole_loss(problem.parameters, batch)[0]
     _check_scalar(first)
     if not torch.allclose(first, second, rtol=1e-5, atol=0):
         raise NondeterministicError(

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from spiritlevel.layers import Function, Layer, LinearMap, ParameterMode, bound_arguments
 from spiritlevel.operations import (
     BIASED,
+    CONSTANT,
     CONVOLUTIONS,
     NORMALIZATIONS,
     PRODUCTS,
@@ -97,7 +98,7 @@ class Tracer(ParameterMode):
                 used = set()
             if name == "setitem":
                 self._remember(args[0], union)
-            self._record(result, frozenset() if name in ("detach", "data") else union, used)
+            self._record(result, frozenset() if name in CONSTANT else union, used)
         return result
 
     def _bias(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str | None]:
