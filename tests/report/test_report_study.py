@@ -20,7 +20,7 @@ from spiritlevel.study.correlate import Estimate, answers
 from spiritlevel.study.results import read_study
 from study_samples import GRIDS, fabricate
 
-MEASURES = ("hessian_trace", "riemannian_spectral_norm", "normalized_sharpness", "kappa_max", "kappa_sum", "rho_max")
+MEASURES = ("hessian_trace", "riemannian_spectral_norm", "normalized_sharpness", "kappa_max")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def section(html: str, key: str) -> str:
 
 
 def test_three_files_are_written_and_the_path_is_the_pages(tmp_path: Path) -> None:
-    folder = fabricate(tmp_path, cells=10, measures=MEASURES[:2])
+    folder = fabricate(tmp_path, cells=6, measures=MEASURES[:1])
     assert write_study_report(folder) == folder / "report.html"
     assert {path.name for path in folder.iterdir()} == {
         "cells", "study.json", "results.csv", "correlations.csv", "report.html",
@@ -110,7 +110,7 @@ def test_batch_sizes_are_boxes_and_label_noise_is_a_line(folders: dict[str, Path
 def test_rescaling_is_told(folders: dict[str, Path]) -> None:
     html = page(folders["petzka-mnist"])
     assert (
-        "After a random rescaling that changes no function, 5 of 6 measures rank as before; hessian_trace falls" in html
+        "After a random rescaling that changes no function, 3 of 4 measures rank as before; hessian_trace falls" in html
     )
     assert "hessian_trace before and after" in html
 
@@ -120,7 +120,7 @@ def test_the_attack_is_told_first(folders: dict[str, Path]) -> None:
     assert first is not None
     assert first[1] == (
         "An attack that leaves the outputs alone (largest change 1.0×10⁻¹⁵) makes hessian_trace up to 10⁶ times larger; "
-        "5 of 6 measures stay where they were."
+        "3 of 4 measures stay where they were."
     )
     assert "3 measured networks are too few to say which measure ranks them" in page(folders["dinh-attack"])
 
@@ -145,7 +145,7 @@ def rename(folder: Path, name: str, **fields: Any) -> None:
 
 @pytest.mark.parametrize(("cells", "excluded"), [(0, 0), (1, 0), (2, 0), (3, 3), (4, 0)])
 def test_a_study_that_has_hardly_begun_has_a_page(tmp_path: Path, cells: int, excluded: int) -> None:
-    folder = fabricate(tmp_path, cells=cells, excluded=excluded, failed=0, unfinished=0, measures=MEASURES[:3])
+    folder = fabricate(tmp_path, cells=cells, excluded=excluded, failed=0, unfinished=0, measures=MEASURES[:1])
     html = write_study_report(folder).read_text(encoding="utf-8")
     assert f"{cells - excluded} measured networks are too few to say which measure ranks them; 6 allow" in html
     assert f"{cells - excluded} of {cells} networks are measured" in html
@@ -222,10 +222,14 @@ def test_in_a_browser_it_is_quiet_and_fits(browser: Any, folders: dict[str, Path
 
 
 @pytest.mark.parametrize(
-    ("kind", "width", "scheme"), [("petzka-mnist", 375, "light"), ("rangamani-mnist", 1280, "dark")]
+    ("kind", "width", "scheme"),
+    [("petzka-mnist", 375, "light"), ("rangamani-mnist", 1280, "dark"), ("dinh-attack", 1280, "light")],
 )
-def test_axe_finds_nothing(browser: Any, folders: dict[str, Path], kind: str, width: int, scheme: str) -> None:  # noqa: F811
-    visit(browser, (folders[kind] / "report.html").as_uri(), width, scheme)
+def test_axe_finds_nothing(browser: Any, tmp_path: Path, kind: str, width: int, scheme: str) -> None:  # noqa: F811
+    """On small studies: axe compares every element with those behind it, and a study's tables have thousands."""
+    folder = fabricate(tmp_path, kind, cells=12, measures=MEASURES[:2], unfinished=kind != "dinh-attack", failed=0)
+    visit(browser, write_study_report(folder).as_uri(), width, scheme)
+    browser.set_script_timeout(120)
     browser.execute_script("document.querySelectorAll('details').forEach(details => { details.open = true })")
     browser.execute_script((resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8"))
     found = browser.execute_async_script("axe.run(document).then(arguments[arguments.length - 1])")
