@@ -66,7 +66,10 @@ def test_quoted_and_nested_names_of_factors_are_the_same(tiny):
 def test_seeds_are_a_number_or_a_list(tiny):
     assert read_study(tiny, overrides=["seeds=3"]).seeds == (0, 1, 2)
     assert read_study(tiny, overrides=["seeds=[7, 5]"]).seeds == (7, 5)
-    assert refusal(tiny, overrides=["seeds=[7, 7]"]) == "--set seeds=[7, 7]: seeds: must differ from each other, got [7, 7]"
+    assert (
+        refusal(tiny, overrides=["seeds=[7, 7]"])
+        == "--set seeds=[7, 7]: seeds: must differ from each other, got [7, 7]"
+    )
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_seeds_of_a_point_are_grouped_and_first_seeds_come_first(tiny, tmp_path)
 def test_what_cannot_work_is_refused_before_anything_is_computed(tiny, tmp_path):
     for override, says in (
         ('factors.model.name=["mlp:8", "lenet"]', "lenet needs images"),
-        ("data.name=mnist", "data set 'mnist' must be written"),
+        ("data.name=mnist", "mnist is read from a folder: say which, by --data-folder"),
         ("data.train_samples=100", "samples must be a whole number from 1 to 60"),
     ):
         engine = Here()
@@ -240,7 +240,19 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tiny, tmp_path):
     out = tmp_path / "out"
     settings = [ALONE, "training.epochs=40"]
     flags = [flag for setting in settings for flag in ("--set", setting)]
-    command = [sys.executable, "-m", "spiritlevel", "study", "run", tiny, "--folder", str(out), "--workers", "1", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "spiritlevel",
+        "study",
+        "run",
+        tiny,
+        "--folder",
+        str(out),
+        "--workers",
+        "1",
+        *flags,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (done := list(out.glob("cells/*/result.json"))) and time.monotonic() < deadline:

@@ -64,7 +64,9 @@ def test_a_folder_of_another_study_is_refused(tiny, tmp_path):
 
 
 def test_a_folder_without_study_and_a_damaged_file_are_refused(tmp_path):
-    with pytest.raises(SpiritLevelError, match=r"holds no study: no file study.json; `spiritlevel study run` makes one"):
+    with pytest.raises(
+        SpiritLevelError, match=r"holds no study: no file study.json; `spiritlevel study run` makes one"
+    ):
         StudyFolder(tmp_path).study()
     (tmp_path / "study.json").write_text("{")
     with pytest.raises(SpiritLevelError, match=r"study.json is damaged .*; remove it and run the study again"):

@@ -201,5 +201,7 @@ def test_real_targets_are_refused(tmp_path):
     path = tmp_path / "real.npz"
     arrays = {f"{a}_{split}": np.zeros((4, 2), dtype=np.float32) for a in "xy" for split in ("train", "test")}
     np.savez(path, **arrays)
-    with pytest.raises(SpiritLevelError, match="studies train classifiers: .* has real targets where labels are needed"):
+    with pytest.raises(
+        SpiritLevelError, match=r"studies train classifiers: .* has real targets where labels are needed"
+    ):
         load_samples(config(data={"name": str(path)}).data)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.config import CellConfig, DataSection, TrainingSection
-from spiritlevel.study.data import Dataset, load_data
+from spiritlevel.study.data import SOURCES, Dataset, load_data
 from spiritlevel.study.models import build_model
 from spiritlevel.study.models.dense import FullyConnected
 
@@ -77,6 +77,11 @@ class Trained:
 
 def load_samples(section: DataSection) -> Samples:
     """Both parts of the data set of a cell."""
+    source = SOURCES.get(section.name)
+    if source is not None and source.argument == "FOLDER" and section.folder is None:
+        raise SpiritLevelError(
+            f"{section.name} is read from a folder: say which, by --data-folder or by `folder` in [data]"
+        )
     train = load_data(section.spec, split="train", samples=section.train_samples)
     test = load_data(section.spec, split="test", samples=section.test_samples)
     if train.y.is_floating_point():
