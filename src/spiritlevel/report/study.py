@@ -109,7 +109,15 @@ def _pictures(study: Study, found: Answers, name: str) -> list[Section | None]:
 
 
 def _named(section: Section, name: str) -> Section:
-    return replace(section, key=f"{section.key}-{name}", heading=f"{section.heading}, {plain_text(name)}")
+    """The section under a part's name, its pictures and tables too: what is named alike cannot be told apart by ear."""
+    of = f", {plain_text(name)}"
+    return replace(
+        section,
+        key=f"{section.key}-{name}",
+        heading=section.heading + of,
+        drawings=tuple(replace(drawing, title=drawing.title + of) for drawing in section.drawings),
+        tables=tuple((caption + of, table) for caption, table in section.tables),
+    )
 
 
 # --- the answer ----------------------------------------------------------------------------------------------------
