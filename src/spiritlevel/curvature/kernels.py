@@ -9,7 +9,7 @@ The gradient of a weight for one sample and one column is g = Σ over positions 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spiritlevel.curvature.taps import LinearUse, SampleAxis
-from spiritlevel.layers import LinearMap
+
+# What the factors and the product of one block of samples take: more leaves the caches, less is all overhead.
+BLOCK_BYTES = 4 << 20
+
+# What one operation on an entry of an array costs, in multiplications within a matrix product.
+ENTRYWISE = 20
 
 
 def by_sample(use: LinearUse, array: Tensor) -> Tensor:
@@ -38,13 +43,6 @@ def column_sums(use: LinearUse, phi_delta: Tensor) -> Tensor:
     return _position_sum(use, use.phi * phi_delta)
 
 
-def column_sums_of_gradient(linear: LinearMap, gradient: Tensor) -> Tensor:
-    """Σ_j W_ji g_ji from g itself: (samples, columns)."""
-    weighted = linear.weight.detach() * gradient
-    matrices = torch.func.vmap(linear.layer.matrix)(weighted)  # (samples, groups, rows, columns, kernel)
-    return matrices.sum((2, 4)).flatten(1)
-
-
 def bias_gradient(use: LinearUse, delta: Tensor) -> Tensor:
     """Σ over positions of δ: (samples, rows)."""
     return _position_sum(use, delta)
@@ -58,39 +56,119 @@ def _position_sum(use: LinearUse, array: Tensor) -> Tensor:
     return by_sample(use, array).sum(1)
 
 
-class Windows:
-    """φ of one use, laid out once a chunk so that every column's g is one batched matrix product."""
+class Gradients:
+    """g of one use as a matrix product for each sample, over several columns at once: (a × positions)(positions × b).
+
+    For a dense map and a convolution `a` runs over φ (its channels and the kernel) and `b` over the rows of δ; a
+    transposed convolution has its windows in δ instead. Groups of a convolution count as samples.
+    """
 
     def __init__(self, use: LinearUse) -> None:
-        self.use = use
-        self._groups = use.linear.layer.groups
-        self._kernel = tuple(use.linear.weight.shape[2:])
-        if use.linear.kind == "convolution":
-            self._phi = self._grouped(_unfold(use.phi, self._kernel, use.linear.settings))
-        elif use.linear.kind == "transposed convolution":
-            self._phi = self._grouped(use.phi.flatten(2).unsqueeze(2))
-        else:
-            self._phi = by_sample(use, use.phi)
+        self._use, linear = use, use.linear
+        self._kind, self._groups = linear.kind, linear.layer.groups
+        self._kernel = tuple(linear.weight.shape[2:])
+        self._phi = use.axis.split(use.phi)  # (samples, repeat, …), a view
+        self.samples = len(self._phi)
+        stored = linear.weight.reshape(self._groups, linear.weight.shape[0] // self._groups, -1)
+        self._rows_first = self._kind == "convolution" or (self._kind == "dense" and not linear.layer.transposed)
+        self.weight = (stored.mT if self._rows_first else stored).detach()  # (groups, a, b)
+        sizes = use.axis.split(use.phi if self._kind == "transposed convolution" else use.result).shape
+        self.positions = sizes[1:-1].numel() if self._kind == "dense" else sizes[1] * sizes[3:].numel()
+
+    def bytes_a_sample(self, columns: int) -> int:
+        """What the product of one sample and its factors take."""
+        groups, a, b = self.weight.shape
+        entries = groups * (a * self.positions + columns * b * (self.positions + a))
+        return entries * self.weight.element_size()
+
+    def left(self, part: slice) -> Tensor:
+        """φ of some samples: (samples × groups, a, positions)."""
+        phi = self._phi[part]
+        if self._kind == "dense":
+            return phi.reshape(len(phi), -1, phi.shape[-1]).mT
+        if self._kind == "convolution":
+            return self._grouped(_unfold(phi.flatten(0, 1), self._kernel, self._use.linear.settings))
+        return self._grouped(phi.flatten(0, 1).flatten(2).unsqueeze(2))
+
+    def right(self, deltas: list[Tensor], part: slice) -> Tensor:
+        """δ of some samples and all columns: (samples × groups, positions, columns × b)."""
+        found = [self._use.axis.split(delta)[part] for delta in deltas]
+        if self._kind == "dense":
+            return torch.cat([delta.reshape(len(delta), -1, delta.shape[-1]) for delta in found], 2)
+        if self._kind == "convolution":
+            return torch.cat([self._grouped(delta.flatten(0, 1).flatten(2).unsqueeze(2)) for delta in found], 1).mT
+        most = tuple(self._use.phi.shape[2:])
+        windows = [_unfold(delta.flatten(0, 1), self._kernel, self._use.linear.settings, most) for delta in found]
+        return torch.cat([self._grouped(window) for window in windows], 1).mT
+
+    def product(self, deltas: list[Tensor], part: slice) -> Tensor:
+        """g of some samples and all columns: (samples × groups, a, columns, b)."""
+        g = torch.bmm(self.left(part), self.right(deltas, part))
+        return g.reshape(*g.shape[:2], len(deltas), -1)
+
+    def blocks(self, bytes_a_sample: int) -> Iterator[slice]:
+        """Runs of samples whose products stay in the caches."""
+        size = max(1, BLOCK_BYTES // bytes_a_sample)
+        for first in range(0, self.samples, size):
+            yield slice(first, first + size)
+
+    def sum_of_squares(self, g: Tensor, shares: Tensor) -> Tensor:
+        """Σ c g² over samples and columns, c of shape (samples, columns): (groups, a, b). Overwrites g."""
+        groups, a, b = self.weight.shape
+        squares = g.square_().reshape(len(shares), groups, a, -1, b)
+        return torch.einsum("ngakb,nk->gab", squares, shares)
+
+    def few_positions(self, columns: int) -> bool:
+        """Whether products of pairs of positions, summed over columns first, cost less than g of every column.
+
+        Σ_k (Σ_p δ_kp φ_p)² = Σ_pq (Σ_k δ_kp δ_kq) φ_p φ_q. In multiplications; an operation entry by entry counts as
+        `ENTRYWISE` of those in a matrix product.
+        """
+        _, a, b = self.weight.shape
+        pairs = self.positions * (self.positions + 1) // 2
+        by_pairs = pairs * (a * b + ENTRYWISE * (a + columns * b))
+        return by_pairs < columns * (self.positions + 2 * ENTRYWISE) * a * b
+
+    def diagonal_by_pairs(self, deltas: list[Tensor], shares: Tensor) -> Tensor:
+        """Σ c g² over samples and columns in the shape of the weight, without g."""
+        groups, a, b = self.weight.shape
+        total = self.weight.new_zeros(groups, a, b)
+        sizes = self.positions * groups * (a + 2 * b * len(deltas)) * self.weight.element_size()
+        for part in self.blocks(sizes):
+            phi = self.left(part).reshape(-1, groups, a, self.positions)
+            phi = phi.permute(3, 1, 2, 0).contiguous()  # (p, groups, a, n)
+            delta = self.right(deltas, part).reshape(-1, groups, self.positions, len(deltas), b)
+            delta = delta.permute(2, 3, 1, 0, 4).contiguous()  # (p, columns, groups, n, b)
+            weighted = delta * shares[part].T[:, None, :, None]
+            for p in range(self.positions):
+                left = (phi[p] * phi[p:]).movedim(0, 2).flatten(2, 3)  # (groups, a, pairs × n)
+                right = (weighted[p] * delta[p:]).sum(1)  # (pairs, groups, n, b)
+                right[1:] *= 2  # p, q and q, p
+                total.baddbmm_(left, right.transpose(0, 1).flatten(1, 2))
+        return self.stored(total)
+
+    def stored(self, array: Tensor) -> Tensor:
+        """(groups, a, b) in the shape of the weight."""
+        return (array.mT if self._rows_first else array).reshape(self._use.linear.weight.shape)
+
+    def column_sums(self, gradients: Tensor) -> Tensor:
+        """Σ_j W_ji g_ji from g (samples × groups, a, columns, b): (samples, columns of the sweep, columns of W)."""
+        groups, a, _ = self.weight.shape
+        g = gradients.reshape(-1, groups, a, *gradients.shape[2:])
+        sums = torch.einsum("ngakb,gab->nkga", g, self.weight)
+        kernel = torch.Size(self._kernel).numel() if self._kind == "convolution" else 1
+        return sums.reshape(*sums.shape[:2], groups * (a // kernel), kernel).sum(3)
 
     def _grouped(self, array: Tensor) -> Tensor:
-        """(samples × groups, channels a group × kernel, positions) from (samples, channels, kernel, positions)."""
-        n, channels, kernel, positions = array.shape
-        return array.reshape(n * self._groups, channels // self._groups * kernel, positions)
-
-    def gradients(self, delta: Tensor) -> Tensor:
-        """g of every sample: (samples, *weight.shape)."""
-        linear = self.use.linear
-        if linear.kind == "dense":
-            rows = by_sample(self.use, delta)  # (n, positions, rows)
-            return torch.bmm(self._phi.mT, rows) if linear.layer.transposed else torch.bmm(rows.mT, self._phi)
-        if linear.kind == "convolution":
-            g = torch.bmm(self._grouped(delta.flatten(2).unsqueeze(2)), self._phi.mT)
-        else:  # z = φ ⊛ᵀ W: the roles of φ and δ are swapped
-            windows = _unfold(delta, self._kernel, linear.settings, most=tuple(self.use.phi.shape[2:]))
-            g = torch.bmm(self._phi, self._grouped(windows).mT)
-        g = g.reshape(-1, *linear.weight.shape)
-        repeat = self.use.axis.repeat
-        return g if repeat == 1 else g.reshape(-1, repeat, *linear.weight.shape).sum(1)
+        """(samples × groups, channels a group × kernel, repeat × positions) from (samples × repeat, channels, kernel,
+        positions)."""
+        count, channels, kernel, positions = array.shape
+        repeat = self._use.axis.repeat
+        inner = channels // self._groups * kernel
+        if repeat == 1:
+            return array.reshape(count * self._groups, inner, positions)
+        parted = array.reshape(count // repeat, repeat, self._groups, inner, positions)
+        return parted.permute(0, 2, 3, 1, 4).reshape(-1, inner, repeat * positions)
 
 
 def _unfold(

@@ -28,6 +28,9 @@ STATISTICS = DIAGONAL, ROWS, COLUMNS, FISHER = "diagonal", "rows", "columns", "f
 MOST_COLUMNS = 200
 DRAWS = 16
 
+# So many columns wait for one another, to make matrix products of a good size from.
+SIDE_BY_SIDE = 16
+
 
 @dataclass
 class Sums:
@@ -139,7 +142,7 @@ class TappedChunk:
     def accumulate(self, columns: Iterable[Column], weight: float, wanted: frozenset[str], sums: Sums) -> None:
         """Pull every column back and add its share: `weight` is the chunk's in the mean over all data."""
         layers = {name: _sums_for(uses, wanted) for name, uses in self._linear.items()}
-        for vector, signs in columns:
+        for count, (vector, signs) in enumerate(columns, start=1):
             share = self._graph.new_full((self.samples,), weight / self.samples)
             if signs is not None:
                 share = share * signs
@@ -149,7 +152,11 @@ class TappedChunk:
             if DIAGONAL in wanted:
                 for name, gradient in self._vector_gradients(arrived).items():
                     sums.add(DIAGONAL, name, torch.einsum("n...,n->...", gradient.square(), share))
+            if count % SIDE_BY_SIDE == 0:
+                for layer in layers.values():
+                    layer.gather()
         for name, layer in layers.items():
+            layer.gather()
             layer.finish(name, sums)
 
     def pull(self, vector: Tensor) -> dict[int, tuple[Tensor, Tensor | None]]:
@@ -192,6 +199,9 @@ class DenseSums:
         self._squares: Tensor | None = None  # Σ_k c δ_k², (samples, rows)
         self._backs: Tensor | None = None  # Σ_k c (Wᵀδ_k)², (samples, columns)
 
+    def gather(self) -> None:
+        """Nothing waits."""
+
     def add(self, arrived: Arrived, share: Tensor) -> None:
         if arrived[0] is None:
             return
@@ -222,6 +232,9 @@ class LookupSums:
         self._rows = torch.zeros_like(weight[0], dtype=torch.float64)
         self._columns = torch.zeros_like(weight[:, 0], dtype=torch.float64)
 
+    def gather(self) -> None:
+        """Nothing waits."""
+
     def add(self, arrived: Arrived, share: Tensor) -> None:
         pairs = [(use, pair[0]) for use, pair in zip(self._uses, arrived, strict=True) if pair is not None]
         if not pairs:
@@ -240,34 +253,61 @@ class LookupSums:
 
 
 class LayerSums:
-    """The sums of any other layer over the columns of one chunk: several positions, or several uses."""
+    """The sums of any other layer over the columns of one chunk: several positions, or several uses.
+
+    Row sums, and column sums where Wᵀδ is tapped, are taken at once. What needs g waits until several columns are
+    there: side by side they make matrix products of a good size, and φ is laid out once for all of them.
+    """
 
     def __init__(self, uses: list[LinearUse], wanted: frozenset[str]) -> None:
         self._uses, self._wanted = uses, wanted
         self._products = [use.product() for use in uses] if ROWS in wanted else []
-        self._windows: list[kernels.Windows] = []
+        self._factors: list[kernels.Gradients] = []
+        self._waiting: list[tuple[Arrived, Tensor]] = []
         self._found: dict[str, Tensor] = {}
+        self._from_gradient = wanted & {DIAGONAL}
 
     def add(self, arrived: Arrived, share: Tensor) -> None:
         pairs = [(i, *pair) for i, pair in enumerate(arrived) if pair is not None]
         if not pairs:
             return
-        tapped = all(back is not None for _, _, back in pairs)
-        gradient = None
-        if DIAGONAL in self._wanted or (COLUMNS in self._wanted and not tapped):
-            self._windows = self._windows or [kernels.Windows(use) for use in self._uses]
-            gradient = _total([self._windows[i].gradients(delta) for i, delta, _ in pairs])
-        if DIAGONAL in self._wanted and gradient is not None:
-            self._add(DIAGONAL, (share @ gradient.square().flatten(1)).reshape(gradient.shape[1:]))
         if ROWS in self._wanted:
             sums = [kernels.row_sums(self._uses[i], delta, self._products[i]) for i, delta, _ in pairs]
             self._add(ROWS, share @ _total(sums).square())
         if COLUMNS in self._wanted:
-            if tapped or gradient is None:
+            if all(back is not None for _, _, back in pairs):
                 columns = _total([kernels.column_sums(self._uses[i], back) for i, _, back in pairs if back is not None])
+                self._add(COLUMNS, share @ columns.square())
             else:
-                columns = kernels.column_sums_of_gradient(self._uses[0].linear, gradient)
-            self._add(COLUMNS, share @ columns.square())
+                self._from_gradient |= {COLUMNS}
+        if self._from_gradient:
+            self._waiting.append((arrived, share))
+
+    def gather(self) -> None:
+        """Take the sums that need g over the columns that wait."""
+        if not self._waiting:
+            return
+        self._factors = self._factors or [kernels.Gradients(use) for use in self._uses]
+        shares = torch.stack([share for _, share in self._waiting], 1)  # (samples, columns)
+        deltas = [
+            [torch.zeros_like(use.result) if pair is None else pair[0] for pair in each]
+            for use, each in zip(self._uses, zip(*(arrived for arrived, _ in self._waiting), strict=True), strict=True)
+        ]
+        self._waiting = []
+        alone = len(self._uses) == 1 and self._from_gradient == {DIAGONAL}
+        if alone and self._factors[0].few_positions(len(deltas[0])):
+            self._add(DIAGONAL, self._factors[0].diagonal_by_pairs(deltas[0], shares))
+            return
+        for part in self._factors[0].blocks(sum(each.bytes_a_sample(len(deltas[0])) for each in self._factors)):
+            self._gather_part(deltas, shares[part], part)
+
+    def _gather_part(self, deltas: list[list[Tensor]], shares: Tensor, part: slice) -> None:
+        found = _total([each.product(own, part) for each, own in zip(self._factors, deltas, strict=True)])
+        first = self._factors[0]
+        if COLUMNS in self._from_gradient:
+            self._add(COLUMNS, torch.einsum("nki,nk->i", first.column_sums(found).square_(), shares))
+        if DIAGONAL in self._from_gradient:
+            self._add(DIAGONAL, first.stored(first.sum_of_squares(found, shares)))
 
     def _add(self, kind: str, array: Tensor) -> None:
         self._found[kind] = self._found[kind].add_(array) if kind in self._found else array
