@@ -129,9 +129,10 @@ def test_a_worker_that_is_killed_again_costs_its_cell_only(tiny, tmp_path, capsy
 
 
 def test_a_group_that_crashed_is_tried_cell_by_cell(tiny, tmp_path):
-    together = names(tiny, tmp_path / "out")
+    pairs = "training.ensemble=2"
+    together = names(tiny, tmp_path / "out", pairs)
     script = {together[0]: [Outcome(CRASHED), Outcome(CRASHED, "oh")]}
-    summary, engine = go(tiny, tmp_path / "out", engine=Here(script))
+    summary, engine = go(tiny, tmp_path / "out", pairs, engine=Here(script))
     assert summary.failed == {together[0]: f"the worker ended with code {CRASHED}"}
     assert set(summary.done) == set(together[1:])
     assert [engine.tried[name] for name in together] == [2, 2, 1, 1]

@@ -69,6 +69,8 @@ def test_a_folder_without_study_and_a_damaged_file_are_refused(tmp_path):
     ):
         StudyFolder(tmp_path).study()
     (tmp_path / "study.json").write_text("{")
+    with pytest.raises(SpiritLevelError, match="holds no study"):
+        StudyFolder(tmp_path / "study.json").study()
     with pytest.raises(SpiritLevelError, match=r"study.json is damaged .*; remove it and run the study again"):
         StudyFolder(tmp_path).study()
 

@@ -122,12 +122,15 @@ def test_networks_with_buffers_are_trained_alone():
 
 def test_ensembles_where_they_are_faster_or_asked_for():
     samples = load_samples(config().data)
-    small = config()
-    assert ensemble_size(small, build(small, samples.train)) == 8
-    large = config(batch_size=200_000)
-    assert ensemble_size(large, build(large, samples.train)) == 1
-    asked = config(batch_size=200_000, ensemble=3)
-    assert ensemble_size(asked, build(asked, samples.train)) == 3
+
+    def size(seeds: int, **training: Any) -> int:
+        cell = config(**training)
+        return ensemble_size(cell, build(cell, samples.train), seeds)
+
+    assert [size(seeds) for seeds in (1, 3, 4, 8, 9, 10, 12, 17)] == [1, 1, 4, 8, 5, 5, 6, 6]
+    assert size(8, batch_size=200_000) == 1
+    assert size(8, batch_size=200_000, ensemble=3) == 3
+    assert size(8, ensemble=1) == 1
 
 
 def test_every_stopping_rule_stops():

@@ -81,7 +81,8 @@ def prepare(study: Study, folder: StudyFolder) -> list[Group]:
         if key not in samples:
             samples[key] = load_samples(data)
         if point not in together:
-            together[point] = ensemble_size(cell.config, build(cell.config, samples[key].train))
+            network = build(cell.config, samples[key].train)
+            together[point] = ensemble_size(cell.config, network, len(study.seeds))
         fingerprint = samples[key].fingerprint
         fingerprints[hash_of(cell.config, fingerprint)] = fingerprint
     folders = folder.write(study, fingerprints)

@@ -62,7 +62,7 @@ def read_json(path: Path) -> Any:
     """What `write_json` wrote; None where there is no such file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise SpiritLevelError(f"{path} is damaged ({error}); remove it and run the study again") from None

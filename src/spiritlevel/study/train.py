@@ -26,9 +26,9 @@ from spiritlevel.study.models.dense import FullyConnected
 
 # Samples in one forward pass where nothing is learned: large enough for speed, small enough for any network.
 CHUNK = 1000
-# Measured: fully connected networks gain from training together while weights × batch size stays below this.
+# Measured: four to eight fully connected networks gain from training together while weights × batch size is below this.
 LARGEST_SHARED_STEP = 8_000_000
-SHARED_SEEDS = 8
+FEWEST_SHARED, MOST_SHARED = 4, 8
 # Of Adam, as torch and the papers have them.
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
@@ -116,13 +116,18 @@ def build(config: CellConfig, data: Dataset) -> nn.Module:
     )
 
 
-def ensemble_size(config: CellConfig, model: nn.Module) -> int:
-    """How many seeds of this cell to train together: as the study says, else as many as was measured to be faster."""
+def ensemble_size(config: CellConfig, model: nn.Module, seeds: int) -> int:
+    """How many of its seeds to train together: as the study says, else where it was measured to be faster.
+
+    Seeds are then divided evenly, because few networks together are slower than alone.
+    """
     if config.training.ensemble is not None:
         return config.training.ensemble
     weights = sum(parameter.numel() for parameter in model.parameters())
-    small = weights * config.training.batch_size <= LARGEST_SHARED_STEP
-    return SHARED_SEEDS if small and isinstance(model, FullyConnected) else 1
+    small = isinstance(model, FullyConnected) and weights * config.training.batch_size <= LARGEST_SHARED_STEP
+    if not small or seeds < FEWEST_SHARED:
+        return 1
+    return math.ceil(seeds / math.ceil(seeds / MOST_SHARED))
 
 
 def train(configs: Sequence[CellConfig], samples: Samples) -> list[Trained]:
