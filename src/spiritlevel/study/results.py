@@ -300,7 +300,7 @@ def _study_file(root: Path) -> dict[str, Any]:
     path = root / "study.json"
     if not path.is_file():
         raise SpiritLevelError(
-            f"{root} is no study's folder: it has no study.json; pass the folder of `study run --out`"
+            f"{root} is no study's folder: it has no study.json; pass the folder of `study run --folder`"
         )
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
