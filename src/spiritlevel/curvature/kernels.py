@@ -129,6 +129,30 @@ class Gradients:
         by_pairs = pairs * (a * b + ENTRYWISE * (a + columns * b))
         return by_pairs < columns * (self.positions + 2 * ENTRYWISE) * a * b
 
+    def short_positions(self, columns: int) -> bool:
+        """Whether ‖g‖² costs less by inner products of positions: Σ_k ‖Σ_p δ_kp φ_pᵀ‖² = Σ_pq (Σ_k δ_kp·δ_kq)(φ_p·φ_q)."""
+        _, a, b = self.weight.shape
+        return self.positions * (a + columns * b + ENTRYWISE) < columns * a * b
+
+    def trace_by_pairs(self, deltas: list[Tensor], shares: Tensor) -> Tensor:
+        """Σ c ‖g‖² over samples and columns, without g."""
+        groups, a, b = self.weight.shape
+        total = self.weight.new_zeros(())
+        sizes = self.positions * groups * (a + 2 * b * len(deltas) + 2 * self.positions) * self.weight.element_size()
+        for part in self.blocks(sizes):
+            phi, delta = self.left(part), self.right(deltas, part)
+            weights = shares[part].repeat_interleave(groups, 0).repeat_interleave(b, 1)
+            inner = torch.bmm(delta * weights.unsqueeze(1), delta.mT)
+            total += torch.dot(torch.bmm(phi.mT, phi).flatten(), inner.flatten())
+        return total
+
+    def trace(self, g: Tensor, shares: Tensor) -> Tensor:
+        """Σ c ‖g‖² over samples and columns."""
+        if bool((shares == shares[0, 0]).all()):
+            return torch.dot(g.flatten(), g.flatten()) * shares[0, 0]
+        sums = g.square().sum((1, 3))  # (samples × groups, columns)
+        return (sums.reshape(len(shares), -1, shares.shape[1]).sum(1) * shares).sum()
+
     def diagonal_by_pairs(self, deltas: list[Tensor], shares: Tensor) -> Tensor:
         """Σ c g² over samples and columns in the shape of the weight, without g."""
         groups, a, b = self.weight.shape

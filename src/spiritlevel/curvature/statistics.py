@@ -9,7 +9,7 @@ accumulated chunk by chunk; nothing grows with the data.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +22,7 @@ from spiritlevel.curvature.taps import LinearUse, SampleAxis, Tap, VectorUse
 from spiritlevel.losses import OutputFactor, output_factor
 from spiritlevel.problem import Problem
 
-STATISTICS = DIAGONAL, ROWS, COLUMNS, FISHER = "diagonal", "rows", "columns", "fisher"
+STATISTICS = TRACE, DIAGONAL, ROWS, COLUMNS, FISHER = "trace", "diagonal", "rows", "columns", "fisher"
 
 # More columns than this a sample are sampled instead of swept, in this many independent draws.
 MOST_COLUMNS = 200
@@ -36,9 +36,11 @@ SIDE_BY_SIDE = 16
 class Sums:
     """What a sweep accumulates, in float64.
 
-    diagonal, fisher: parameter → tensor of its shape. rows, columns: weight → one entry a neuron.
+    trace: parameter → one number, kept where it was asked for without the diagonal. diagonal, fisher: parameter →
+    tensor of its shape. rows, columns: weight → one entry a neuron.
     """
 
+    trace: dict[str, Tensor] = field(default_factory=dict)
     diagonal: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Tensor] = field(default_factory=dict)
     columns: dict[str, Tensor] = field(default_factory=dict)
@@ -66,7 +68,7 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
     """One pass over the data: every statistic in `wanted` of every parameter that the anatomy covers."""
     draws: list[Sums] = []
     loss, num_columns, sampled = 0.0, 0, False
-    curvature = wanted - {FISHER}
+    curvature = wanted - {FISHER} - ({TRACE} if DIAGONAL in wanted else set())  # the diagonal has the trace in it
     for chunk, weight in problem.chunks():
         tapped = TappedChunk(problem, anatomy, chunk, inputs=COLUMNS in wanted)
         loss += weight * tapped.loss
@@ -131,6 +133,14 @@ class TappedChunk:
         self._linear: dict[str, list[LinearUse]] = defaultdict(list)
         for use in self._tap.linear:
             self._linear[use.linear.layer.name].append(use)
+        self._vectors: dict[str, list[LinearUse | VectorUse]] = defaultdict(list)  # biases, scales, shifts
+        for vector in self._tap.vectors:
+            self._vectors[vector.name].append(vector)
+        for use in self._tap.linear:
+            if use.bias is not None:
+                self._vectors[use.bias].append(use)
+        self._lone = {name for name, uses in self._vectors.items() if len(uses) == 1}
+        self._shapes = {name: leaf.shape for name, leaf in leaves.items()}
 
     def linear_uses(self) -> list[LinearUse]:
         return self._tap.linear
@@ -141,20 +151,26 @@ class TappedChunk:
 
     def accumulate(self, columns: Iterable[Column], weight: float, wanted: frozenset[str], sums: Sums) -> None:
         """Pull every column back and add its share: `weight` is the chunk's in the mean over all data."""
-        layers = {name: _sums_for(uses, wanted) for name, uses in self._linear.items()}
+        layers = {name: _sums_for(uses, wanted, self._lone) for name, uses in self._linear.items()}
+        known = {layer.bias for layer in layers.values() if isinstance(layer, DenseSums)}
+        vectors = {name: uses for name, uses in self._vectors.items() if name not in known}
+        vectors = vectors if wanted & {TRACE, DIAGONAL} else {}
+        found: dict[str, Tensor] = {}
+        equal = self._graph.new_full((self.samples,), weight / self.samples)
         for count, (vector, signs) in enumerate(columns, start=1):
-            share = self._graph.new_full((self.samples,), weight / self.samples)
-            if signs is not None:
-                share = share * signs
+            share = equal if signs is None else equal * signs
             arrived = self.pull(vector)
             for name, layer in layers.items():
                 layer.add([arrived.get(id(use)) for use in self._linear[name]], share)
-            if DIAGONAL in wanted:
-                for name, gradient in self._vector_gradients(arrived).items():
-                    sums.add(DIAGONAL, name, torch.einsum("n...,n->...", gradient.square(), share))
+            for name, uses in vectors.items():
+                parts = [_vector_gradient(use, arrived[id(use)][0]) for use in uses if id(use) in arrived]
+                if parts:
+                    _add(found, name, share @ _total(parts).square().reshape(self.samples, -1))
             if count % SIDE_BY_SIDE == 0:
                 for layer in layers.values():
                     layer.gather()
+        for name, array in found.items():
+            _add_diagonal(sums, wanted, name, array.reshape(self._shapes[name]))
         for name, layer in layers.items():
             layer.gather()
             layer.finish(name, sums)
@@ -170,19 +186,20 @@ class TappedChunk:
         inputs = {id(use): next(found) for use in self._tap.linear if use.phi_edge is not None}
         return {key: (delta, inputs.get(key)) for key, delta in deltas.items() if delta is not None}
 
-    def _vector_gradients(self, arrived: Mapping[int, tuple[Tensor, Tensor | None]]) -> dict[str, Tensor]:
-        """Per-sample gradients of biases, scales and shifts, summed over their uses."""
-        total: dict[str, Tensor] = {}
-        for use in self._tap.vectors:
-            if id(use) in arrived:
-                delta = arrived[id(use)][0]
-                part = use.reduce(delta if use.factor is None else delta * use.factor)
-                total[use.name] = total[use.name] + part if use.name in total else part
-        for linear in self._tap.linear:
-            if linear.bias is not None and id(linear) in arrived:
-                part = kernels.bias_gradient(linear, arrived[id(linear)][0])
-                total[linear.bias] = total[linear.bias] + part if linear.bias in total else part
-        return total
+
+def _vector_gradient(use: LinearUse | VectorUse, delta: Tensor) -> Tensor:
+    """The gradient of a bias, scale or shift from one of its uses, for every sample."""
+    if isinstance(use, LinearUse):
+        return kernels.bias_gradient(use, delta)
+    return use.reduce(delta if use.factor is None else delta * use.factor)
+
+
+def _add_diagonal(sums: Sums, wanted: frozenset[str], name: str, array: Tensor) -> None:
+    """A diagonal that is at hand, or the trace where only that was asked for."""
+    if DIAGONAL in wanted:
+        sums.add(DIAGONAL, name, array)
+    if TRACE in wanted:
+        sums.add(TRACE, name, array.sum(dtype=torch.float64))
 
 
 Arrived = list[tuple[Tensor, Tensor | None] | None]
@@ -191,16 +208,14 @@ Arrived = list[tuple[Tensor, Tensor | None] | None]
 class DenseSums:
     """The sums of a dense layer with one position a sample, over the columns of one chunk.
 
-    There g = δφᵀ, so every sum needs only Σ_k δ_k² and Σ_k (Wᵀδ_k)²; φ and Wφ enter once, at the end.
+    There g = δφᵀ, so every sum needs only Σ_k δ_k² and Σ_k (Wᵀδ_k)²; φ and Wφ enter once, at the end. The diagonal of
+    the layer's bias is Σ_k δ_k² itself; `bias` names it where no other use has a part in it.
     """
 
-    def __init__(self, use: LinearUse, wanted: frozenset[str]) -> None:
-        self._use, self._wanted = use, wanted
+    def __init__(self, use: LinearUse, wanted: frozenset[str], bias: str | None) -> None:
+        self._use, self._wanted, self.bias = use, wanted, bias
         self._squares: Tensor | None = None  # Σ_k c δ_k², (samples, rows)
         self._backs: Tensor | None = None  # Σ_k c (Wᵀδ_k)², (samples, columns)
-
-    def gather(self) -> None:
-        """Nothing waits."""
 
     def add(self, arrived: Arrived, share: Tensor) -> None:
         if arrived[0] is None:
@@ -210,16 +225,25 @@ class DenseSums:
         if back is not None:
             self._backs = _plus_squares(self._backs, back, share)
 
+    def gather(self) -> None:
+        """Nothing waits."""
+
     def finish(self, name: str, sums: Sums) -> None:
         if self._squares is None:
             return
-        if DIAGONAL in self._wanted:
-            diagonal = self._squares.mT @ self._use.phi.square()
+        phi = self._use.phi.square() if self._wanted & {DIAGONAL, COLUMNS} else None
+        if DIAGONAL in self._wanted and phi is not None:
+            diagonal = self._squares.mT @ phi
             sums.add(DIAGONAL, name, diagonal.mT if self._use.linear.layer.transposed else diagonal)
+        if TRACE in self._wanted:
+            lengths = phi.sum(1) if phi is not None else torch.linalg.vector_norm(self._use.phi, dim=1).square()
+            sums.add(TRACE, name, self._squares.sum(1) @ lengths)
+        if self.bias is not None:
+            _add_diagonal(sums, self._wanted, self.bias, self._squares.sum(0))
         if ROWS in self._wanted:
             sums.add(ROWS, name, (self._squares * self._use.product().square()).sum(0))
-        if self._backs is not None:
-            sums.add(COLUMNS, name, (self._backs * self._use.phi.square()).sum(0))
+        if self._backs is not None and phi is not None:
+            sums.add(COLUMNS, name, self._backs.mul_(phi).sum(0))
 
 
 class LookupSums:
@@ -239,7 +263,7 @@ class LookupSums:
         pairs = [(use, pair[0]) for use, pair in zip(self._uses, arrived, strict=True) if pair is not None]
         if not pairs:
             return
-        if DIAGONAL in self._wanted:
+        if self._wanted & {TRACE, DIAGONAL}:
             kernels.lookup_squares(pairs, share, self._squares)
         if COLUMNS in self._wanted:
             kernels.lookup_columns(pairs, share, self._columns)
@@ -247,7 +271,8 @@ class LookupSums:
             self._rows += share @ _total([kernels.row_sums(use, delta, use.product()) for use, delta in pairs]).square()
 
     def finish(self, name: str, sums: Sums) -> None:
-        for kind, array in ((DIAGONAL, self._squares), (ROWS, self._rows), (COLUMNS, self._columns)):
+        _add_diagonal(sums, self._wanted, name, self._squares)
+        for kind, array in ((ROWS, self._rows), (COLUMNS, self._columns)):
             if kind in self._wanted:
                 sums.add(kind, name, array)
 
@@ -265,7 +290,7 @@ class LayerSums:
         self._factors: list[kernels.Gradients] = []
         self._waiting: list[tuple[Arrived, Tensor]] = []
         self._found: dict[str, Tensor] = {}
-        self._from_gradient = wanted & {DIAGONAL}
+        self._from_gradient = wanted & {TRACE, DIAGONAL}
 
     def add(self, arrived: Arrived, share: Tensor) -> None:
         pairs = [(i, *pair) for i, pair in enumerate(arrived) if pair is not None]
@@ -273,11 +298,11 @@ class LayerSums:
             return
         if ROWS in self._wanted:
             sums = [kernels.row_sums(self._uses[i], delta, self._products[i]) for i, delta, _ in pairs]
-            self._add(ROWS, share @ _total(sums).square())
+            _add(self._found, ROWS, share @ _total(sums).square())
         if COLUMNS in self._wanted:
             if all(back is not None for _, _, back in pairs):
                 columns = _total([kernels.column_sums(self._uses[i], back) for i, _, back in pairs if back is not None])
-                self._add(COLUMNS, share @ columns.square())
+                _add(self._found, COLUMNS, share @ columns.square())
             else:
                 self._from_gradient |= {COLUMNS}
         if self._from_gradient:
@@ -294,35 +319,43 @@ class LayerSums:
             for use, each in zip(self._uses, zip(*(arrived for arrived, _ in self._waiting), strict=True), strict=True)
         ]
         self._waiting = []
-        alone = len(self._uses) == 1 and self._from_gradient == {DIAGONAL}
-        if alone and self._factors[0].few_positions(len(deltas[0])):
-            self._add(DIAGONAL, self._factors[0].diagonal_by_pairs(deltas[0], shares))
+        if len(self._uses) == 1 and self._without_gradient(self._factors[0], deltas[0], shares):
             return
         for part in self._factors[0].blocks(sum(each.bytes_a_sample(len(deltas[0])) for each in self._factors)):
             self._gather_part(deltas, shares[part], part)
+
+    def _without_gradient(self, factors: kernels.Gradients, deltas: list[Tensor], shares: Tensor) -> bool:
+        """Take the sums from pairs of positions, where that is cheaper than g of every sample and column."""
+        if self._from_gradient == {DIAGONAL} and factors.few_positions(len(deltas)):
+            _add(self._found, DIAGONAL, factors.diagonal_by_pairs(deltas, shares))
+        elif self._from_gradient == {TRACE} and factors.short_positions(len(deltas)):
+            _add(self._found, TRACE, factors.trace_by_pairs(deltas, shares))
+        else:
+            return False
+        return True
 
     def _gather_part(self, deltas: list[list[Tensor]], shares: Tensor, part: slice) -> None:
         found = _total([each.product(own, part) for each, own in zip(self._factors, deltas, strict=True)])
         first = self._factors[0]
         if COLUMNS in self._from_gradient:
-            self._add(COLUMNS, torch.einsum("nki,nk->i", first.column_sums(found).square_(), shares))
+            _add(self._found, COLUMNS, torch.einsum("nki,nk->i", first.column_sums(found).square_(), shares))
+        if TRACE in self._from_gradient:
+            _add(self._found, TRACE, first.trace(found, shares))
         if DIAGONAL in self._from_gradient:
-            self._add(DIAGONAL, first.stored(first.sum_of_squares(found, shares)))
-
-    def _add(self, kind: str, array: Tensor) -> None:
-        self._found[kind] = self._found[kind].add_(array) if kind in self._found else array
+            _add(self._found, DIAGONAL, first.stored(first.sum_of_squares(found, shares)))
 
     def finish(self, name: str, sums: Sums) -> None:
         for kind, array in self._found.items():
             sums.add(kind, name, array)
 
 
-def _sums_for(uses: list[LinearUse], wanted: frozenset[str]) -> DenseSums | LookupSums | LayerSums:
+def _sums_for(uses: list[LinearUse], wanted: frozenset[str], lone: set[str]) -> DenseSums | LookupSums | LayerSums:
+    """What adds up the sums of a layer; `lone` are the biases with a single use."""
     kind = uses[0].linear.kind
     if kind == "lookup":
         return LookupSums(uses, wanted)
     if kind == "dense" and len(uses) == 1 and uses[0].phi.dim() == 2 and uses[0].axis == SampleAxis(0):
-        return DenseSums(uses[0], wanted)
+        return DenseSums(uses[0], wanted, uses[0].bias if uses[0].bias in lone else None)
     return LayerSums(uses, wanted)
 
 
@@ -330,6 +363,10 @@ def _plus_squares(total: Tensor | None, array: Tensor, share: Tensor) -> Tensor:
     """total + c·array², one pass over memory for every column but the first."""
     weighted = array * share.unsqueeze(1)
     return weighted.mul_(array) if total is None else total.addcmul_(weighted, array)
+
+
+def _add(store: dict[str, Tensor], key: str, array: Tensor) -> None:
+    store[key] = store[key].add_(array) if key in store else array
 
 
 def _total(parts: list[Tensor]) -> Tensor:
