@@ -54,11 +54,11 @@ class PlainDerivatives(TorchFunctionMode):
                 return _exported_embedding_bag(*args, **kwargs)
             return rewrite(*args, **kwargs)
         if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-            args, kwargs, kept = _in_full_precision(name, args, kwargs)
-            if kept:
-                self.used.add("a cast to a lower precision")
-                if name in CASTS:
-                    return args[0]
+            args, kwargs, casts = _in_full_precision(name, args, kwargs)
+            if casts:
+                self.used.add("casts to a lower precision")
+            if name in CASTS and CASTS[name].itemsize < args[0].dtype.itemsize:
+                return args[0]
         result = function(*args, **kwargs)
         if self._padded and isinstance(result, Tensor) and result.is_floating_point() and name != "detach":
             operands = (*args, *kwargs.values())
@@ -88,21 +88,22 @@ class PlainDerivatives(TorchFunctionMode):
 def _in_full_precision(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
-    """The same call without a cast of its first operand to a lower precision, and whether there was one.
+    """The same call without a cast of its first operand to a lower precision, and whether it casts at all.
 
-    Such casts are written for half precision (`logits.float()`); in double precision they would round.
+    Such casts are written for half precision (`logits.float()`); in double precision, in which every network is checked,
+    they would round.
     """
     mine = args[0].dtype
 
-    def lower(entry: Any) -> bool:
-        return isinstance(entry, torch.dtype) and entry.is_floating_point and entry.itemsize < mine.itemsize
+    def cast(entry: Any) -> bool:
+        return isinstance(entry, torch.dtype) and entry.is_floating_point and entry.itemsize < 8
 
-    if lower(CASTS.get(name)):
-        return args, kwargs, True
-    if not any(map(lower, args)) and not any(map(lower, kwargs.values())):
+    def kept(entry: Any) -> Any:
+        return mine if cast(entry) and entry.itemsize < mine.itemsize else entry
+
+    if not any(map(cast, (CASTS.get(name), *args, *kwargs.values()))):
         return args, kwargs, False
-    args = tuple(mine if lower(entry) else entry for entry in args)
-    return args, {key: mine if lower(entry) else entry for key, entry in kwargs.items()}, True
+    return tuple(map(kept, args)), {key: kept(entry) for key, entry in kwargs.items()}, True
 
 
 def _refuse_renormalization(max_norm: float | None) -> None:

@@ -3,9 +3,12 @@
 import copy
 
 import pytest
+import torch
 from torch.nn import functional as F
 
+import spiritlevel as sl
 import zoo
+from refusals import refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -97,3 +100,102 @@ def test_bert_whose_padding_row_is_also_an_output(attention):
     report = zoo.check(model, batches(), masked_loss, mean_over_tokens(0), exact=False, oracle=oracle)
     assert "kept graph" in report["hessian_spectral_norm"].method
     assert any("the padding of a tied embedding" in note for note in report.notes)
+
+
+def test_single_precision_is_checked_without_false_alarm():
+    """A model that casts its logits itself: differences of gradients are taken in double precision all the same."""
+    names = ["hessian_spectral_norm"]
+    wanted = sl.measure(gpt2(), batches(), causal_loss, measures=names)[names[0]].value
+    report = sl.measure(gpt2().float(), batches(), causal_loss, measures=names)
+    assert report[names[0]].value == pytest.approx(wanted, rel=1e-3)
+    assert "kept graph" in report[names[0]].method
+
+
+def test_half_precision_is_upcast_on_request():
+    low = gpt2().bfloat16()
+    wide = copy.deepcopy(low).double()
+    zoo.check(low, batches(), causal_loss, mean_over_tokens(1), oracle=wide, exact=False, dtype=torch.float64)
+    assert low.lm_head.weight.dtype == torch.bfloat16
+
+
+def test_a_part_of_a_model_as_adapters_train_it():
+    """The base frozen, layer normalization and biases trained."""
+    model = gpt2()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("ln_" in name or name.endswith("bias"))
+    names = ["hessian_spectral_norm", "riemannian_spectral_norm", "kappa_sum"]
+    report = sl.measure(model, batches(), causal_loss, measures=names, tolerance=1e-7)
+    H = zoo.hessian(model, mean_over_tokens(1))
+    assert report[names[0]].value == pytest.approx(float(torch.linalg.eigvalsh(H).abs().max()), rel=1e-6)
+    assert not report["kappa_sum"].available  # no matrix is trained, so there is no layer
+
+
+class Sentences(torch.utils.data.Dataset):
+    """As libraries of data sets have it: one dict for each sample."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        tokens = zoo.integers(VOCABULARY, 5, LENGTH, seed=3)[index]
+        return {"input_ids": tokens, "attention_mask": (tokens > 0).long(), "labels": int(index) % 3}
+
+
+def sentence_loss(model, batch):
+    return model(**batch).loss, len(batch["labels"])
+
+
+def test_a_dataset_a_loader_and_encodings_are_the_same_data():
+    loader = torch.utils.data.DataLoader(Sentences(), batch_size=3)
+    encodings = [transformers.BatchEncoding(dict(batch)) for batch in loader]
+    found = [
+        sl.measure(classifier(), data, sentence_loss, measures=["hessian_spectral_norm"], tolerance=1e-8)
+        for data in (Sentences(), loader, encodings)
+    ]
+    everything = next(iter(torch.utils.data.DataLoader(Sentences(), batch_size=5)))
+    H = zoo.hessian(classifier(), lambda model: model(**everything).loss)
+    for report in found:
+        assert report.problem["samples"] == 5
+        assert report["hessian_spectral_norm"].value == pytest.approx(
+            float(torch.linalg.eigvalsh(H).abs().max()), rel=1e-6
+        )
+
+
+def logits_loss(outputs, targets):
+    return F.cross_entropy(outputs.logits, targets)
+
+
+def test_inputs_by_keyword_and_labels_beside_them():
+    whole = next(iter(torch.utils.data.DataLoader(Sentences(), batch_size=5)))
+    labels = whole.pop("labels")
+    report = zoo.check(
+        classifier(),
+        (whole, labels),
+        logits_loss,
+        lambda model: logits_loss(model(**whole), labels),
+        exact=False,
+        measures=zoo.MEASURES,
+    )
+    reason = "the outputs are not one tensor with a row for every sample"
+    assert set(report.problem["estimated_layers"].values()) == {reason}
+
+
+def test_what_people_try_first_is_answered_with_what_works():
+    with refused(
+        "the batches are dicts, and the loss 'cross_entropy' needs (inputs, targets) pairs: pass a loss of the form (model, "
+        "batch) -> (mean loss, count), for example `def loss(model, batch): return model(**batch).loss, "
+        "len(batch['labels'])`"
+    ):
+        sl.measure(gpt2(), batches())
+    whole = next(iter(torch.utils.data.DataLoader(Sentences(), batch_size=5)))
+    labels = whole.pop("labels")
+    with refused(
+        "the network returns a SequenceClassifierOutput, and cross_entropy needs one tensor of outputs: pass a loss that says "
+        "which, for example `lambda outputs, targets: torch.nn.functional.cross_entropy(outputs['logits'], targets)`"
+    ):
+        sl.measure(classifier(), (whole, labels))
+    with refused(
+        "a loss of the form (model, batch) must return (mean loss, count), got CausalLMOutputWithCrossAttentions: return for "
+        "example `out.loss, len(batch['input_ids'])`"
+    ):
+        sl.measure(gpt2(), batches(), lambda model, batch: model(**batch))
