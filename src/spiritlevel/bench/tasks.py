@@ -39,7 +39,7 @@ TASKS = {
     for task in (
         Task("trace", "total trace", ("hessian_trace",), 1e-2, "trace"),
         Task("layer_traces", "trace of every layer", ("kappa_trace_sum",), 1e-2, "layer_traces"),
-        Task("diagonal", "diagonal", ("hessian_trace",), 1e-2, "diagonal"),
+        Task("diagonal", "diagonal", ("normalized_sharpness",), 1e-2, "diagonal"),
         Task("rho", "all ρ, rows and columns", ("rho_sum", "rho_row_sum"), 1e-2, "rho"),
         Task("lambda_1e-2", "λ_max(H) to 1e-2", ("hessian_spectral_norm",), 1e-2, "lambda"),
         Task("lambda_1e-4", "λ_max(H) to 1e-4", ("hessian_spectral_norm",), 1e-4, "lambda"),

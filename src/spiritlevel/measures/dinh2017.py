@@ -10,7 +10,7 @@ from spiritlevel.errors import TracingError
 from spiritlevel.measures.evidence import Evidence, Statistics
 from spiritlevel.measures.record import Measure, Needs, Operator
 from spiritlevel.measures.sharpness import largest_rise
-from spiritlevel.measures.values import DIAGONAL, Reading, from_eigenpair, from_statistics, unavailable
+from spiritlevel.measures.values import TRACE, Reading, from_eigenpair, from_statistics, unavailable
 from spiritlevel.problem import Parameters, Problem
 from spiritlevel.result import Value
 from spiritlevel.symmetry import Rescaling, Symmetries, find_symmetries
@@ -19,7 +19,7 @@ PLAIN = Operator("identity", "magnitude")
 
 
 def _trace(statistics: Statistics) -> Reading:
-    layers = {name: float(statistics.diagonal[name].sum()) for name in statistics.weights}
+    layers = {name: float(statistics.trace[name]) for name in statistics.weights}
     return Reading(sum(layers.values()), layers)
 
 
@@ -122,7 +122,7 @@ def _copies(
 
 
 _norm_compute, _norm_needs = from_eigenpair(PLAIN, lambda pair: abs(pair.value))
-_trace_compute, _trace_needs = from_statistics(_trace, frozenset([DIAGONAL]), everything=True)
+_trace_compute, _trace_needs = from_statistics(_trace, frozenset([TRACE]), everything=True)
 
 MEASURES = (
     Measure(

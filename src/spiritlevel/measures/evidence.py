@@ -16,7 +16,17 @@ from spiritlevel.curvature.estimate import GROUPS, Estimates, few_groups_factor,
 from spiritlevel.curvature.hessian import HessianProducts, loss_objective, remainder_objective
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair
-from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, FISHER, MOST_COLUMNS, ROWS, Sweep, sweep
+from spiritlevel.curvature.statistics import (
+    COLUMNS,
+    DIAGONAL,
+    FISHER,
+    MOST_COLUMNS,
+    ROWS,
+    STATISTICS,
+    TRACE,
+    Sweep,
+    sweep,
+)
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.layers import Layer
 from spiritlevel.measures.record import Needs, Operator
@@ -32,6 +42,7 @@ class Statistics:
     Attributes:
         layers: Weight's parameter name → layer.
         weights: Parameter name → values.
+        trace: Parameter name → trace of its block of H.
         diagonal: Parameter name → diagonal of its block of H.
         rows, columns: Weight's name → w_jᵀ H_jj w_j of every row (column) j.
         fisher: Parameter name → (1/N) Σ_n (∂ℓ_n/∂θ_i)².
@@ -39,6 +50,7 @@ class Statistics:
 
     layers: Mapping[str, Layer]
     weights: Arrays
+    trace: Arrays = field(default_factory=dict)
     diagonal: Arrays = field(default_factory=dict)
     rows: Arrays = field(default_factory=dict)
     columns: Arrays = field(default_factory=dict)
@@ -93,7 +105,15 @@ class Evidence:
 
     @cached_property
     def swept(self) -> Sweep:
-        return sweep(self.problem, self.anatomy, self.needs.statistics, self.generator("columns"))
+        return sweep(self.problem, self.anatomy, self._kinds, self.generator("columns"))
+
+    @cached_property
+    def _kinds(self) -> frozenset[str]:
+        """What is swept and probed: a trace is had more cheaply than a diagonal, but probes give diagonals."""
+        wanted = self.needs.statistics
+        if TRACE in wanted and (DIAGONAL in wanted or self.bent):
+            return wanted - {TRACE} | {DIAGONAL}
+        return wanted
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -128,7 +148,7 @@ class Evidence:
         return frozenset(names)
 
     def _combine(self, draws_mean: Callable[[list[Tensor]], Tensor], probed_mean: Callable[..., Tensor]) -> Statistics:
-        arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in (DIAGONAL, ROWS, COLUMNS, FISHER)}
+        arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
         if self.anatomy.axes:
             for kind, store in arrays.items():
                 for name in getattr(self.swept.draws[0], kind):
@@ -140,16 +160,20 @@ class Evidence:
         if FISHER in self.needs.statistics:
             self._complete_fisher(arrays[FISHER])
         weights = {name: tensor.double() for name, tensor in self.problem.parameters.items()}
-        for kind in self.needs.statistics & {DIAGONAL, FISHER}:
+        for kind in self._kinds & {DIAGONAL, FISHER}:
             for name, tensor in weights.items():  # a parameter the outputs never feel has a block of zeros
                 arrays[kind].setdefault(name, torch.zeros_like(tensor))
+        if DIAGONAL in self._kinds:
+            arrays[TRACE] = {name: diagonal.sum() for name, diagonal in arrays[DIAGONAL].items()}
+        for name in weights:
+            arrays[TRACE].setdefault(name, torch.zeros((), dtype=torch.float64))
         return Statistics(self.anatomy.layers, weights, **arrays)
 
     def _probe(self) -> Estimates:
         """Probe, once, every block that is more than its Gauss–Newton part."""
         if self.estimates is not None:
             return self.estimates
-        curvature = self.needs.statistics - {FISHER}
+        curvature = self._kinds - {FISHER}
         bent = self.bent
         if not bent or not curvature:
             self.estimates = Estimates()

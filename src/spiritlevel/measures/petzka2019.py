@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from spiritlevel.measures.evidence import Evidence, Statistics
 from spiritlevel.measures.record import Measure, Needs
-from spiritlevel.measures.values import COLUMNS, DIAGONAL, NO_LAYERS, ROWS, Reading, from_statistics, unavailable
+from spiritlevel.measures.values import COLUMNS, NO_LAYERS, ROWS, TRACE, Reading, from_statistics, unavailable
 from spiritlevel.result import Value
 
 Collect = Callable[[Iterable[float]], float]
@@ -49,8 +49,7 @@ def _kappa_trace(collect: Collect) -> Callable[[Statistics], Reading]:
 
     def read(statistics: Statistics) -> Reading:
         layers = {
-            name: float(statistics.weights[name].square().sum() * statistics.diagonal[name].sum())
-            for name in statistics.layers
+            name: float(statistics.weights[name].square().sum() * statistics.trace[name]) for name in statistics.layers
         }
         return Reading(collect(layers.values()), layers)
 
@@ -93,14 +92,14 @@ MEASURES = (
         "largest trace κ of a layer",
         "max_l ‖W_l‖² Tr H_l",
         _LAYER,
-        from_statistics(_kappa_trace(_largest), frozenset([DIAGONAL])),
+        from_statistics(_kappa_trace(_largest), frozenset([TRACE])),
     ),
     _measure(
         "kappa_trace_sum",
         "sum of trace κ over layers",
         "Σ_l ‖W_l‖² Tr H_l",
         _LAYER,
-        from_statistics(_kappa_trace(sum), frozenset([DIAGONAL])),
+        from_statistics(_kappa_trace(sum), frozenset([TRACE])),
     ),
     _measure(
         "rho_max",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spiritlevel.measures.evidence import Statistics
 from spiritlevel.measures.record import Measure
-from spiritlevel.measures.values import DIAGONAL, Reading, from_statistics
+from spiritlevel.measures.values import DIAGONAL, TRACE, Reading, from_statistics
 
 
 def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,7 +98,7 @@ def _normalized(statistics: Statistics) -> Reading:
 def _matrix_normalized(statistics: Statistics) -> Reading:
     """Σ_l √(‖W_l‖² Tr H_l)."""
     layers = {
-        name: float((statistics.weights[name].square().sum() * statistics.diagonal[name].sum().clamp(min=0)).sqrt())
+        name: float((statistics.weights[name].square().sum() * statistics.trace[name].clamp(min=0)).sqrt())
         for name in statistics.layers
     }
     return Reading(sum(layers.values()), layers, notes=_negative(statistics, by_entry=False))
@@ -108,11 +108,11 @@ def _negative(statistics: Statistics, by_entry: bool) -> tuple[str, ...]:
     if by_entry:
         names = [name for name in statistics.layers if bool((statistics.diagonal[name] < 0).any())]
         return (f"negative diagonal entries clipped to 0 in {', '.join(names)}",) if names else ()
-    names = [name for name in statistics.layers if float(statistics.diagonal[name].sum()) < 0]
+    names = [name for name in statistics.layers if float(statistics.trace[name]) < 0]
     return (f"negative traces clipped to 0: {', '.join(names)}",) if names else ()
 
 
-_matrix_compute, _matrix_needs = from_statistics(_matrix_normalized, frozenset([DIAGONAL]))
+_matrix_compute, _matrix_needs = from_statistics(_matrix_normalized, frozenset([TRACE]))
 _compute, _needs = from_statistics(_normalized, frozenset([DIAGONAL]))
 
 MEASURES = (

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from spiritlevel.curvature.lanczos import Eigenpair
-from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, FISHER, ROWS
+from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, FISHER, ROWS, TRACE
 from spiritlevel.measures.evidence import Evidence, Statistics, jackknife
 from spiritlevel.measures.record import Measure, Needs, Operator
 from spiritlevel.result import Value
@@ -129,6 +129,7 @@ __all__ = [
     "FISHER",
     "NO_LAYERS",
     "ROWS",
+    "TRACE",
     "Reading",
     "eigenvalue",
     "from_eigenpair",
