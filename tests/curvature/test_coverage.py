@@ -1,0 +1,105 @@
+"""Error bars that are right: over many seeds the true value lies within two standard errors nearly always, not always.
+
+Everything is the package's own, but products with the Hessian are read off its matrix once that has been formed, so that
+a repetition takes milliseconds.
+"""
+
+import functools
+import itertools
+import operator
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import cases
+import dense_oracle
+import spiritlevel as sl
+from spiritlevel.curvature.estimate import MOST_ALONE
+from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.measures import resolve_measures
+from spiritlevel.measures.evidence import Evidence
+from spiritlevel.measures.record import Needs
+
+REPETITIONS = 200
+NAMES = ["hessian_trace", "kappa_trace_sum", "rho_sum"]
+
+
+def whole_batch(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
+
+
+def deep():
+    """So many layers that they are probed together."""
+    widths = [4, 4, 3, 4, 3, 3]
+    layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.Tanh())]
+    return nn.Sequential(*layers[:-1])
+
+
+DEEP = cases.Case("many smooth layers", deep, cases.X4, cases.chain(0, 2, 4, 6, 8))
+CASES = {
+    "exact part known": (cases.by_name("GELU"), "cross_entropy", 1e-9, 16),
+    "exact part known, until the tolerance is met": (cases.by_name("tanh, squared error"), "mse", 0.05, 64),
+    "loss of model and batch": (cases.by_name("GELU"), whole_batch, 1e-9, 16),
+    "many layers together": (DEEP, whole_batch, 1e-9, 8),
+}
+
+
+@pytest.fixture
+def from_the_matrix(monkeypatch):
+    """Products of every objective from its matrix, which is formed at the first of them."""
+    known = {}
+
+    def within(self, requests):
+        if self.objective not in known:
+            rows = self(list(torch.eye(self.flat.size, dtype=self.problem.dtype)))
+            known[self.objective] = torch.stack(rows)
+        matrix, places = known[self.objective], self.flat.slices()
+        found = []
+        for request in requests:
+            mine = torch.cat([torch.arange(places[name].start, places[name].stop) for name in request])
+            image = matrix[mine][:, mine] @ torch.cat([vector.flatten() for vector in request.values()])
+            parts = image.split([vector.numel() for vector in request.values()])
+            found.append({name: part.view(request[name].shape) for name, part in zip(request, parts, strict=True)})
+        return found
+
+    monkeypatch.setattr(HessianProducts, "within", within)
+
+
+def coverage(case, loss, *, tolerance, most_probes):
+    """Measure, or measure and layer → the share of seeds whose value lies within two standard errors of the truth."""
+    model, x, y = case.make()
+    truth = dense_oracle.expected(model, case.mean_loss, x, y, case.layers)
+    problem = sl.Problem(model, loss, [(x, y)] if loss is whole_batch else (x, y))
+    measures = resolve_measures(NAMES)
+    needs = functools.reduce(operator.or_, (each.needs(each) for each in measures), Needs())
+    hits, shared = defaultdict(list), {}
+    for seed in range(REPETITIONS):
+        evidence = Evidence(problem, needs, tolerance=tolerance, seed=seed, most_probes=most_probes)
+        evidence.__dict__.update(shared)  # what no seed enters is found out once
+        for measure in measures:
+            value, name = measure.compute(measure, evidence), measure.name
+            assert not value.exact
+            hits[name].append(abs(value.value - truth.values[name]) <= 2 * value.error)
+            for layer, error in value.layer_errors.items():
+                wanted = truth.layers[name][layer]
+                if error > 1e-9 * abs(wanted):  # a form that its signs leave alone is known exactly
+                    hits[name, layer].append(abs(value.layers[layer] - wanted) <= 2 * error)
+        shared = {key: evidence.__dict__[key] for key in ("anatomy", "products", "swept") if key in evidence.__dict__}
+    return {key: sum(found) / len(found) for key, found in hits.items() if len(found) == REPETITIONS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_two_standard_errors_hold_the_truth_as_often_as_they_say(from_the_matrix, name):
+    case, loss, tolerance, most_probes = CASES[name]
+    shares = coverage(case, loss, tolerance=tolerance, most_probes=most_probes)
+    assert len(shares) > len(NAMES)
+    outside = {key: share for key, share in shares.items() if not 0.90 <= share <= 0.99}
+    assert not outside, shares
+
+
+def test_the_deep_network_is_probed_together():
+    assert sum(1 for _ in DEEP.make()[0].parameters()) > MOST_ALONE
