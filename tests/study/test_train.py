@@ -73,6 +73,13 @@ def test_trains_as_torchs_optimizers_do(members, optimizer, settings, options):
         torch.testing.assert_close(weights(trained), by_torch(cell, optimizer, **options), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("model", ["convnet", "resnet8", "alexnet"])
+def test_convolutions_are_trained_as_torchs_optimizers_do(model):
+    cell = config(model=model, data={"name": "random:20,2x8x8,3,0"}, momentum=0.9, epochs=2)
+    expected = by_torch(cell, torch.optim.SGD, momentum=0.9)
+    torch.testing.assert_close(weights(run(cell)[0]), expected, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("members", [1, 3])
 def test_the_same_cell_twice_is_the_same_bit_for_bit(members):
     cells = [config(seed=seed, data={"label_noise": 0.5}, optimizer="adam") for seed in range(members)]
