@@ -230,7 +230,7 @@ def _operator(problem: Problem, hessian: HessianProducts, operator: str) -> tupl
         shape = problem.parameters[operator].shape
         return (
             lambda vectors: [
-                image.reshape(-1) for image in hessian.blocks([(operator, v.view(shape)) for v in vectors])
+                image[operator].reshape(-1) for image in hessian.within([{operator: v.view(shape)} for v in vectors])
             ],
             shape.numel(),
         )

@@ -77,8 +77,8 @@ def test_blocks_are_diagonal_blocks():
     products = HessianProducts(problem)
     for name, place in Flat(problem.parameters).slices().items():
         vector = directions(place.stop - place.start, 1)[0]
-        (found,) = products.blocks([(name, vector.view(problem.parameters[name].shape))])
-        torch.testing.assert_close(found.reshape(-1), H[place, place] @ vector, rtol=1e-9, atol=1e-13)
+        (found,) = products.within([{name: vector.view(problem.parameters[name].shape)}])
+        torch.testing.assert_close(found[name].reshape(-1), H[place, place] @ vector, rtol=1e-9, atol=1e-13)
 
 
 def test_loss_and_gradient_come_with_the_first_pass():

@@ -2,8 +2,9 @@
 
 Where a network is not piecewise linear in a parameter, its block of the Hessian is the Gauss–Newton block, which the
 sweep has, plus a remainder. Only the remainder is probed with random signs v: E[v ⊙ Rv] is its diagonal, and signs on
-whole rows (columns) of W give w_jᵀ R_jj w_j of all of them at once. Every parameter is probed by itself, so that no
-other block adds variance, and only as long as its error is above the tolerance.
+whole rows (columns) of W give w_jᵀ R_jj w_j of all of them at once. A parameter is probed only as long as its error is
+above the tolerance. A few parameters are probed one by one, so that no other block adds variance; many are probed by
+one vector, which adds the variance of the blocks between them and costs one product instead of many.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from spiritlevel.layers import Layer
 
 # Estimates are kept as the means of this many groups of probes; leaving one out gives the jackknife its spread.
 GROUPS = 8
+# So many parameters are probed one by one; more of them together.
+MOST_ALONE = 8
+# Probe vectors and their images in one pass over the data, together; larger models take a pass for every statistic.
+PASS_BUDGET = 1 << 30
 
 
 def few_groups_factor(groups: int) -> float:
@@ -40,15 +45,15 @@ class Probed:
     settled: bool = False
 
     def mean(self) -> Tensor:
-        return self.groups.mean(0)
+        return self.groups.mean(0, dtype=torch.float64)
 
     def without(self, group: int) -> Tensor:
         """The mean with one group left out."""
-        return (self.groups.sum(0) - self.groups[group]) / (len(self.groups) - 1)
+        return (self.groups.sum(0, dtype=torch.float64) - self.groups[group]) / (len(self.groups) - 1)
 
     def total_error(self) -> float:
         """Standard error of the sum over all entries."""
-        totals = self.groups.flatten(1).sum(1)
+        totals = self.groups.flatten(1).sum(1, dtype=torch.float64)
         return few_groups_factor(len(totals)) * float(totals.std(correction=1) / len(totals) ** 0.5)
 
 
@@ -105,18 +110,49 @@ def _one_round(
     estimates: Estimates,
     generator: torch.Generator,
 ) -> None:
-    """One probe of everything still open, all in one pass over the data."""
+    """One probe of everything still open, in one pass over the data where memory allows."""
     parameters = products.problem.parameters
-    vectors = [_probe_vector(kind, parameters[name], layers.get(name), generator) for kind, name in kinds]
-    images = products.blocks([(name, vector) for (_, name), vector in zip(kinds, vectors, strict=True)])
-    estimates.products += len(kinds)
-    for (kind, name), vector, image in zip(kinds, vectors, images, strict=True):
-        sample = _reading(kind, vector, image, layers.get(name)).double()
+    requests: list[tuple[str, dict[str, Tensor]]] = []
+    for kind in dict.fromkeys(kind for kind, _ in kinds):
+        vectors = {
+            name: _probe_vector(kind, parameters[name], layers.get(name), generator)
+            for open_kind, name in kinds
+            if open_kind == kind
+        }
+        alone = len(vectors) <= MOST_ALONE
+        requests += [(kind, {name: v}) for name, v in vectors.items()] if alone else [(kind, vectors)]
+        if _bytes(requests) > PASS_BUDGET:
+            _read(products, layers, requests, group, rounds, estimates)
+            requests = []
+    _read(products, layers, requests, group, rounds, estimates)
+
+
+def _bytes(requests: list[tuple[str, dict[str, Tensor]]]) -> int:
+    """Of the vectors and of their images, which are summed in double precision."""
+    return sum(v.numel() * (v.element_size() + 8) for _, vectors in requests for v in vectors.values())
+
+
+def _read(
+    products: HessianProducts,
+    layers: Mapping[str, Layer],
+    requests: list[tuple[str, dict[str, Tensor]]],
+    group: int,
+    rounds: int,
+    estimates: Estimates,
+) -> None:
+    """Take the products and add what they say to the means of this group."""
+    if not requests:
+        return
+    images = products.within([vectors for _, vectors in requests])
+    estimates.products += len(requests)
+    for (kind, vectors), found in zip(requests, images, strict=True):
         store = estimates.found.setdefault(kind, {})
-        if name not in store:
-            store[name] = Probed(sample.new_zeros(GROUPS, *sample.shape))
-        mean = store[name].groups[group]
-        mean += (sample - mean) / (rounds + 1)
+        for name, vector in vectors.items():
+            sample = _reading(kind, vector, found.pop(name), layers.get(name))
+            if name not in store:
+                store[name] = Probed(sample.new_zeros(GROUPS, *sample.shape))
+            mean = store[name].groups[group]
+            mean += (sample - mean) / (rounds + 1)
 
 
 def _probe_vector(kind: str, weight: Tensor, layer: Layer | None, generator: torch.Generator) -> Tensor:

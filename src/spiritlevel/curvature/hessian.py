@@ -8,7 +8,7 @@ compares one product with a central difference of gradients and picks a way that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -22,8 +22,9 @@ from spiritlevel.problem import Parameters, Problem, counting_saved_bytes, gradi
 Method = Literal["kept graph", "jvp of the gradient", "central differences"]
 Objective = Callable[[Problem, Parameters, Batch], Tensor]
 
-# The graphs of gradients that are kept between products, all chunks together, with their gradients.
-GRAPH_BUDGET = 512 << 20
+# The graphs of gradients that are kept between products, all chunks together, with their gradients; a large model may
+# keep as much as so many copies of itself.
+GRAPH_BUDGET, GRAPH_COPIES = 512 << 20, 4
 
 
 def loss_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
@@ -80,7 +81,7 @@ class HessianProducts:
     Args:
         problem: The problem.
         objective: What is differentiated twice; the loss by default.
-        budget: Bytes that kept graphs may take.
+        budget: Bytes that kept graphs may take; by default 512 MB or four copies of the model, whichever is more.
         method: How products are made; decided by a preflight where None.
     """
 
@@ -89,14 +90,15 @@ class HessianProducts:
         problem: Problem,
         *,
         objective: Objective = loss_objective,
-        budget: int = GRAPH_BUDGET,
+        budget: int | None = None,
         method: Method | None = None,
     ) -> None:
         self.problem, self.objective = problem, objective
         self.flat = Flat(problem.parameters)
         self.notes: list[str] = []
         self.method = method or self._preflight()
-        self._budget = budget
+        copies = GRAPH_COPIES * self.flat.size * problem.parameters_like().element_size()
+        self._budget = max(GRAPH_BUDGET, copies) if budget is None else budget
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Kept] = []
         self._prepared = False
@@ -146,16 +148,24 @@ class HessianProducts:
         self.problem.ranks.sum_(sums)
         return [total.to(vector.dtype) for total, vector in zip(sums, vectors, strict=True)]
 
-    def blocks(self, requests: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
-        """H_l v of the diagonal block of each named parameter, for all (name, v) in one pass over the data."""
-        sums = [torch.zeros_like(vector, dtype=torch.float64) for _, vector in requests]
+    def within(self, requests: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """H_SS v for every request, a vector on a set S of parameters, all in one pass over the data.
+
+        With a single parameter this is its diagonal block.
+        """
+        sums = [
+            {name: torch.zeros_like(vector, dtype=torch.float64) for name, vector in request.items()}
+            for request in requests
+        ]
         with self.problem.undisturbed():
             for chunk in self._chunks():
-                for total, (name, vector) in zip(sums, requests, strict=True):
-                    total.add_(self._block_product(chunk, name, vector), alpha=chunk[1])
-        self.problem.ranks.sum_(sums)
+                for total, request in zip(sums, requests, strict=True):
+                    for name, image in self._restricted_product(chunk, request).items():
+                        total[name].add_(image, alpha=chunk[1])
+        self.problem.ranks.sum_([part for total in sums for part in total.values()])
         self.problem.work.add(passes=1, products=len(requests))
-        return [total.to(vector.dtype) for total, (_, vector) in zip(sums, requests, strict=True)]
+        dtype = self.problem.dtype
+        return [{name: part.to(dtype) for name, part in total.items()} for total in sums]
 
     # --- one chunk -----------------------------------------------------------------------------------------------
 
@@ -165,14 +175,19 @@ class HessianProducts:
             return _pull_back(content.gradient, content.leaves, parts)
         return self._directional(content, parts)
 
-    def _block_product(self, chunk: tuple[Any, float], name: str, vector: Tensor) -> Tensor:
-        index = self.flat.names.index(name)
+    def _restricted_product(self, chunk: tuple[Any, float], vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         content = chunk[0]
         if isinstance(content, _Kept):
-            return _pull_back([content.gradient[index]], [content.leaves[index]], [vector])[0]
-        parts = [torch.zeros(shape, dtype=vector.dtype, device=vector.device) for shape in self.flat.shapes]
-        parts[index] = vector
-        return self._directional(content, parts)[index]
+            chosen = [self.flat.names.index(name) for name in vectors]
+            gradient, leaves = ([parts[index] for index in chosen] for parts in (content.gradient, content.leaves))
+            return dict(zip(vectors, _pull_back(gradient, leaves, list(vectors.values())), strict=True))
+        like = self.problem.parameters_like()
+        parts = [
+            vectors[name] if name in vectors else like.new_zeros(shape)
+            for name, shape in zip(self.flat.names, self.flat.shapes, strict=True)
+        ]
+        found = dict(zip(self.flat.names, self._directional(content, parts), strict=True))
+        return {name: found[name] for name in vectors}
 
     def _directional(self, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
         if self.method == "jvp of the gradient":

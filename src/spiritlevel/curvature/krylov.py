@@ -13,8 +13,10 @@ from torch import Tensor
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.lanczos import FEWEST, Eigenpair, End, Lanczos, eigenpair
 
-# Krylov vectors of one process; beyond this it restarts instead of growing.
+# The Krylov vectors of all processes that advance in step: beyond this they restart instead of growing, and where so
+# few vectors would not do, the processes take turns.
 BASIS_BUDGET = 512 << 20
+FEWEST_VECTORS = 6
 # A start from part of the data: how well its vectors are known, and how many products over all data it needs at least.
 PART_TOLERANCE, FEWEST_AFTER_PART = 1e-4, 4
 # How much of the further Ritz vectors and of the random start stays in it, so that no eigenvector is shut out.
@@ -24,21 +26,29 @@ Products = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def scaled_eigenpairs(
-    products: HessianProducts, wanted: Sequence[tuple[Tensor, End]], start: Tensor, tolerance: float
+    products: HessianProducts, wanted: Sequence[tuple[Callable[[], Tensor], End]], start: Tensor, tolerance: float
 ) -> list[Eigenpair]:
     """One extreme eigenpair of S H S for every (diagonal of S, end) in `wanted`."""
     part = products.has_part()
-    processes = []
-    for scale, end in wanted:
-        first = start.to(scale) * (scale > 0)
-        if part and bool(first.any()):
-            first = _from_part(lambda v, s=scale: s * products.on_part([s * v])[0], first, end)  # type: ignore[misc]
-        processes.append((_process(first, end, tolerance, part), scale))
-    while active := [(process, scale) for process, scale in processes if not process.done]:
-        images = products([scale * process.request for process, scale in active])
-        for (process, scale), image in zip(active, images, strict=True):
-            process.advance(scale * image)
-    return [finished(process) for process, _ in processes]
+    found: list[Eigenpair] = []
+    size = start.numel() * products.problem.parameters_like().element_size()
+    turns = _turns([size] * len(wanted))
+    for turn in turns:
+        vectors = _vectors(size * len(turn))
+        processes = []
+        for scaling, end in (wanted[index] for index in turn):
+            scale = scaling()
+            first = start.to(scale) * (scale > 0)
+            if part and bool(first.any()):
+                first = _from_part(lambda v, s=scale: s * products.on_part([s * v])[0], first, end, vectors)  # type: ignore[misc]
+            processes.append((_process(first, end, tolerance, part, vectors), scale))
+        while active := [(process, scale) for process, scale in processes if not process.done]:
+            images = products([scale * process.request for process, scale in active])
+            for (process, scale), image in zip(active, images, strict=True):
+                process.advance(scale * image)
+        pairs = [finished(process) for process, _ in processes]
+        found += pairs if len(turns) == 1 else [pair.alone() for pair in pairs]  # where memory is short
+    return found
 
 
 def block_eigenpairs(
@@ -49,14 +59,43 @@ def block_eigenpairs(
     tolerance: float,
 ) -> dict[str, Eigenpair]:
     """λ_max of every named diagonal block, all in step; `part` is the same product over part of the data."""
-    firsts = dict(start)
-    if part is not None:
-        warm = {name: _process(vector, "largest", PART_TOLERANCE, part=False) for name, vector in start.items()}
-        _in_step(warm, part, shapes)
-        firsts = {name: _mixed(finished(process), start[name]) for name, process in warm.items()}
-    processes = {name: _process(vector, "largest", tolerance, part is not None) for name, vector in firsts.items()}
-    _in_step(processes, products, shapes)
-    return {name: finished(process) for name, process in processes.items()}
+    found: dict[str, Eigenpair] = {}
+    names = list(start)
+    sizes = [start[name].numel() * start[name].element_size() for name in names]
+    for turn in _turns(sizes):
+        vectors = _vectors(sum(sizes[index] for index in turn))
+        firsts = {names[index]: start[names[index]] for index in turn}
+        if part is not None:
+            warm = {
+                name: _process(vector, "largest", PART_TOLERANCE, part=False, vectors=vectors)
+                for name, vector in firsts.items()
+            }
+            _in_step(warm, part, shapes)
+            firsts = {name: _mixed(finished(process), start[name]) for name, process in warm.items()}
+        processes = {
+            name: _process(vector, "largest", tolerance, part is not None, vectors) for name, vector in firsts.items()
+        }
+        _in_step(processes, products, shapes)
+        found |= {name: finished(process).alone() for name, process in processes.items()}
+    return found
+
+
+def _turns(sizes: Sequence[int]) -> list[list[int]]:
+    """Which processes advance in step: as many at a time as keep the fewest vectors each within the budget."""
+    turns: list[list[int]] = []
+    spent = 0
+    for index, size in enumerate(sizes):
+        spent += FEWEST_VECTORS * size
+        if not turns or spent > BASIS_BUDGET:
+            turns.append([])
+            spent = FEWEST_VECTORS * size
+        turns[-1].append(index)
+    return turns
+
+
+def _vectors(size: int) -> int:
+    """How many vectors each of the processes in step may keep, if all of theirs together take `size` bytes."""
+    return min(200, max(FEWEST_VECTORS, int(BASIS_BUDGET // max(1, size))))
 
 
 def _in_step(processes: Mapping[str, Lanczos], products: Products, shapes: Mapping[str, torch.Size]) -> None:
@@ -66,19 +105,19 @@ def _in_step(processes: Mapping[str, Lanczos], products: Products, shapes: Mappi
             process.advance(images[name].reshape(-1))
 
 
-def _process(start: Tensor, end: End, tolerance: float, part: bool) -> Lanczos:
-    vectors = max(8, int(BASIS_BUDGET // max(1, start.numel() * start.element_size())))
+def _process(start: Tensor, end: End, tolerance: float, part: bool, vectors: int) -> Lanczos:
     return Lanczos(
         start,
         tolerance=tolerance,
         end=end,
-        most_vectors=min(200, vectors),
+        most_vectors=vectors,
         fewest_products=FEWEST_AFTER_PART if part else FEWEST,
     )
 
 
-def _from_part(matvec: Callable[[Tensor], Tensor], start: Tensor, end: End) -> Tensor:
-    return _mixed(eigenpair(matvec, start, tolerance=PART_TOLERANCE, end=end, most_products=40), start)
+def _from_part(matvec: Callable[[Tensor], Tensor], start: Tensor, end: End, vectors: int) -> Tensor:
+    pair = eigenpair(matvec, start, tolerance=PART_TOLERANCE, end=end, most_products=40, most_vectors=vectors)
+    return _mixed(pair, start)
 
 
 def _mixed(pair: Eigenpair, start: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ can therefore share every pass over the data; `eigenpair` drives a single one wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -43,6 +43,10 @@ class Eigenpair:
     residual: float
     converged: bool
     products: int
+
+    def alone(self) -> Eigenpair:
+        """The same without the further vectors, which are as large as it."""
+        return replace(self, others=self.others.new_zeros(0, self.others.shape[1]))
 
 
 class Lanczos:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,7 +28,6 @@ from spiritlevel.curvature.statistics import (
     Sweep,
     sweep,
 )
-from spiritlevel.errors import SpiritLevelError
 from spiritlevel.layers import Layer
 from spiritlevel.measures.record import Needs, Operator
 from spiritlevel.problem import Problem
@@ -120,17 +120,25 @@ class Evidence:
         """The best values: exact parts plus the mean of what was estimated."""
         return self._combine(lambda draws: torch.stack(draws).mean(0), lambda probed: probed.mean())
 
-    def leaving_one_out(self) -> list[Statistics]:
-        """The statistics with one group of probes left out, for every group; empty where nothing was estimated."""
-        if not self.estimated:
-            return []
-        return [
-            self._combine(
+    def leaving_one_out(self) -> Iterator[Statistics]:
+        """The statistics with one group of probes left out, for every group; none where nothing was estimated.
+
+        One after the other: each may be as large as the model.
+        """
+        for group in range(GROUPS if self.estimated else 0):
+            yield self._combine(
                 lambda draws, group=group: _without(draws, group),  # type: ignore[misc]
                 lambda probed, group=group: probed.without(group),
             )
-            for group in range(GROUPS)
-        ]
+
+    @cached_property
+    def _weights(self) -> Arrays:
+        return {name: tensor.double() for name, tensor in self.problem.parameters.items()}
+
+    @cached_property
+    def sees_samples(self) -> bool:
+        """Whether the loss of a single sample can be had; a loss of the form (model, batch) gives means over batches."""
+        return not self.problem.whole or self.problem.data.pieces(divide=False) == self.problem.samples
 
     @property
     def bent(self) -> list[str]:
@@ -157,9 +165,9 @@ class Evidence:
             for name, probed in found.items():
                 part = probed_mean(probed)
                 arrays[kind][name] = arrays[kind][name] + part if name in arrays[kind] else part
-        if FISHER in self.needs.statistics:
+        if FISHER in self.needs.statistics and self.sees_samples:
             self._complete_fisher(arrays[FISHER])
-        weights = {name: tensor.double() for name, tensor in self.problem.parameters.items()}
+        weights = self._weights
         for kind in self._kinds & {DIAGONAL, FISHER}:
             for name, tensor in weights.items():  # a parameter the outputs never feel has a block of zeros
                 arrays[kind].setdefault(name, torch.zeros_like(tensor))
@@ -215,11 +223,6 @@ class Evidence:
         missing = [name for name in self.problem.parameters if name not in self.anatomy.axes]
         if not missing:
             return
-        if self.problem.loss_function.whole_batch:
-            raise SpiritLevelError(
-                "fisher_rao_norm needs the gradient of every sample, and a loss of the form (model, batch) gives only "
-                "means over batches: pass batches of one sample, or a loss of the form (outputs, targets)"
-            )
         if "_slow_fisher" not in self.__dict__:
             self._slow_fisher = _fisher_by_sample(self.problem, missing)
         store.update(self._slow_fisher)
@@ -238,7 +241,7 @@ class Evidence:
     @cached_property
     def eigenpairs(self) -> Mapping[Operator, Eigenpair]:
         """The extreme eigenpairs of all operators asked for."""
-        wanted = [(self.scaling(operator.scaling), operator.end) for operator in self.needs.operators]
+        wanted = [(functools.partial(self.scaling, each.scaling), each.end) for each in self.needs.operators]
         start = torch.randn(self.products.flat.size, generator=self.generator("start"), dtype=torch.float64)
         return dict(
             zip(self.needs.operators, scaled_eigenpairs(self.products, wanted, start, self.tolerance), strict=True)
@@ -269,7 +272,8 @@ class Evidence:
         return {name: found[name] for name in self.anatomy.layers}
 
     def _block_products(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return dict(zip(vectors, self.products.blocks(list(vectors.items())), strict=True))
+        images = self.products.within([{name: vector} for name, vector in vectors.items()])
+        return {name: image[name] for name, image in zip(vectors, images, strict=True)}
 
     def _num_outputs(self) -> int:
         if self.problem.loss_function.whole_batch:

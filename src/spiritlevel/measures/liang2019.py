@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from spiritlevel.measures.evidence import Statistics
+from spiritlevel.measures.evidence import Evidence, Statistics
 from spiritlevel.measures.record import Measure
-from spiritlevel.measures.values import FISHER, Reading, from_statistics
+from spiritlevel.measures.values import FISHER, Reading, from_statistics, unavailable
+from spiritlevel.result import Value
 
 
 def _fisher_rao(statistics: Statistics) -> Reading:
@@ -14,7 +15,16 @@ def _fisher_rao(statistics: Statistics) -> Reading:
     return Reading(sum(layers.values()), layers)
 
 
-_compute, _needs = from_statistics(_fisher_rao, frozenset([FISHER]), everything=True)
+NO_SAMPLES = (
+    "it needs the gradient of every sample, and a loss of the form (model, batch) gives only means over batches: pass "
+    "batches of one sample, or a loss of the form (outputs, targets)"
+)
+
+_read, _needs = from_statistics(_fisher_rao, frozenset([FISHER]), everything=True)
+
+
+def _compute(measure: Measure, evidence: Evidence) -> Value:
+    return _read(measure, evidence) if evidence.sees_samples else unavailable(measure, NO_SAMPLES)
 
 MEASURES = (
     Measure(
