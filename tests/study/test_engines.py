@@ -126,3 +126,11 @@ def assert_the_same(summary: Summary, study: str, folder: Path, name: str) -> No
         there = StudyFolder(folder / name).cell(cell.hash)
         assert there.checkpoint.read_bytes() == cell.checkpoint.read_bytes()
         assert there.result()["environment"]["threads"] == "1"
+
+
+def test_a_limit_on_threads_is_kept(monkeypatch) -> None:
+    monkeypatch.setattr("spiritlevel.study.engines.local.available_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert (LocalEngine(2).threads, LocalEngine().threads) == (4, 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert (LocalEngine(2).threads, LocalEngine(4).threads) == (3, 2)

@@ -21,12 +21,20 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _threads_allowed() -> int:
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdigit() and int(told) > 0 else available_cores()
+
+
 class LocalEngine:
-    """As many processes as `workers`, by default one a core; each has its share of the cores as threads."""
+    """As many processes as `workers`, by default one a core; each has its share of the cores as threads.
+
+    `OMP_NUM_THREADS` of this process is a limit: other work may need the remaining cores.
+    """
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or available_cores()
-        self.threads = max(1, available_cores() // self.workers)
+        self.threads = max(1, min(available_cores() // self.workers, _threads_allowed()))
         self._processes: dict[Task, subprocess.Popen[bytes]] = {}
 
     @property
