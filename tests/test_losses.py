@@ -86,6 +86,24 @@ def test_random_columns_have_the_hessian_as_their_mean(name):
     assert (total / draws - wanted).abs().max() < 0.1 * wanted.abs().max()
 
 
+def test_columns_of_certain_samples_keep_their_digits_in_single_precision():
+    f = torch.tensor([[0.0, 25.0, 3.0, -4.0], [1.0, 0.0, 2.0, 30.0], [40.0, 0.0, -1.0, 5.0]], dtype=torch.float64)
+    y = torch.zeros(3, dtype=torch.long)
+    wanted = rebuilt(output_factor(resolve_loss("cross_entropy"), f, y))
+    found = rebuilt(output_factor(resolve_loss("cross_entropy"), f.float(), y)).double()
+    assert ((found - wanted).abs() <= 3e-6 * wanted.abs()).all()
+
+
+def test_many_classes_are_never_held_as_a_matrix():
+    """Columns are made one at a time: nothing of classes² numbers a sample is there."""
+    f = torch.randn(4, 2000, generator=torch.Generator().manual_seed(0))
+    factor = output_factor(resolve_loss("cross_entropy"), f, torch.zeros(4, dtype=torch.long))
+    next(factor.columns())
+    next(factor.sample(torch.Generator().manual_seed(0)))
+    assert factor.num_columns == 1999
+    assert max(value.numel() for value in vars(factor).values() if isinstance(value, torch.Tensor)) == 4 * 2000
+
+
 def test_the_normalized_loss_does_not_see_scale_and_shift():
     loss = resolve_loss("normalized_cross_entropy").mean
     f, y = outputs(), labels()

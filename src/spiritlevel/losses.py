@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +25,26 @@ from spiritlevel.errors import SpiritLevelError
 IGNORED = -100
 
 
+class OutputFactor(ABC):
+    """A factor of ∇²ℓ_n at the outputs of each sample: ∇²ℓ_n = Σ_k sign_k s_k s_kᵀ."""
+
+    @property
+    @abstractmethod
+    def num_columns(self) -> int:
+        """How many columns every sample has."""
+
+    @abstractmethod
+    def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Every column as a cotangent of the outputs, with its sign for each sample."""
+
+    @abstractmethod
+    def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Random columns Sε with ε = ±1, whose expected outer product is the positive, then the negative part."""
+
+
 @dataclass(frozen=True)
-class OutputFactor:
-    """A factor of ∇²ℓ_n at the outputs of each sample: Σ over blocks d and columns r of signs·b bᵀ.
+class BlockFactor(OutputFactor):
+    """A factor kept as arrays: Σ over blocks d and columns r of signs·b bᵀ.
 
     The Hessian of most losses falls into blocks (one position of a segmentation, one output of a regression), so
     `blocks` keeps them apart: (N, D blocks, C entries a block, R columns a block). `signs` is (N, D, R) of ±1, or
@@ -42,7 +60,6 @@ class OutputFactor:
         return self.blocks.shape[1] * self.blocks.shape[3]
 
     def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Every column as a cotangent of the outputs, with its sign for each sample."""
         for d in range(self.blocks.shape[1]):
             for r in range(self.blocks.shape[3]):
                 vector = torch.zeros_like(self.blocks[..., 0])
@@ -50,7 +67,6 @@ class OutputFactor:
                 yield self.restore(vector), None if self.signs is None else self.signs[:, d, r]
 
     def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Random columns Sε with ε = ±1, whose expected outer product is the positive, then the negative part."""
         shape = self.blocks.shape[0], self.blocks.shape[1], self.blocks.shape[3]
         signs = torch.randint(0, 2, shape, generator=generator).to(self.blocks) * 2 - 1
         if self.signs is None:
@@ -138,7 +154,7 @@ def output_factor(loss: Loss, outputs: Tensor, targets: Tensor) -> OutputFactor:
     keep[-1] |= not bool(keep.any())  # a loss that is linear in the outputs has one column of zeros
     blocks = (eigenvectors * eigenvalues.abs().sqrt().unsqueeze(1))[..., keep].unsqueeze(1).to(outputs.dtype)
     signs = torch.where(eigenvalues < 0, -1.0, 1.0)[:, keep].unsqueeze(1).to(outputs.dtype)
-    return OutputFactor(blocks, signs, lambda vector: vector.reshape(outputs.shape))
+    return BlockFactor(blocks, signs, lambda vector: vector.reshape(outputs.shape))
 
 
 def output_hessians(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -176,25 +192,61 @@ def logits_of(outputs: Any) -> Any:
 # --- cross entropy ---------------------------------------------------------------------------------------------
 
 
-def _softmax_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
-    """diag(p) − ppᵀ as C−1 columns for every position.
+@dataclass(frozen=True)
+class SoftmaxFactor(OutputFactor):
+    """diag(p) − ppᵀ as C−1 columns for every position, made one at a time: C² numbers a sample are never there.
 
-    S = diag(√p) − p√pᵀ has C columns, but S√p = 0. A Householder reflection Q that maps √p to minus the last unit
-    vector leaves S Sᵀ = (SQ)(SQ)ᵀ and makes the last column vanish, so one pull-back in C is saved. For k < C the
-    entries of SQ are √p_i Q_ik.
+    S = diag(√p) − p√pᵀ has C columns, but S√p = 0. With m the likeliest class, a Householder reflection Q that maps √p
+    to −e_m leaves S Sᵀ = (SQ)(SQ)ᵀ and makes column m vanish, so one pull-back in C is saved. The entries of the others
+    are √p_i Q_ik with Q = 1 − u uᵀ/(1 + √p_m), u = √p + e_m. Column k is of the size of √p_k and nothing cancels in it,
+    so that columns of samples of which the network is certain are as accurate as all others.
+
+    root: √p, (N, D positions, C). scale: (N, D), what every column is multiplied by. restore: As in `BlockFactor`.
     """
+
+    root: Tensor
+    scale: Tensor
+    restore: Callable[[Tensor], Tensor]
+
+    @property
+    def num_columns(self) -> int:
+        return self.root.shape[1] * max(1, self.root.shape[2] - 1)
+
+    def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        swapped = _last_with_largest(self.root)
+        root = self.root.gather(2, swapped)
+        u = root.clone()
+        u[..., -1] += 1
+        reflected = -root * u / (1 + root[..., -1:]) * self.scale.unsqueeze(2)
+        for d in range(root.shape[1]):
+            for k in range(max(1, root.shape[2] - 1)):
+                vector = torch.zeros_like(root)
+                if root.shape[2] > 1:  # one class has no curvature
+                    torch.mul(reflected[:, d], u[:, d, k : k + 1], out=vector[:, d])
+                    vector[:, d, k] += root[:, d, k] * self.scale[:, d]
+                yield self.restore(vector.gather(2, swapped)), None
+
+    def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
+        signs = torch.randint(0, 2, self.root.shape, generator=generator).to(self.root) * 2 - 1
+        overlap = (self.root * signs).sum(2, keepdim=True)
+        yield self.restore(self.root * (signs - self.root * overlap) * self.scale.unsqueeze(2)), None
+
+
+def _last_with_largest(array: Tensor) -> Tensor:
+    """Indices along the last dimension that swap the last entry with the largest; applied twice, they do nothing."""
+    last = array.shape[2] - 1
+    largest = array.argmax(2, keepdim=True)
+    swapped = torch.arange(last + 1, device=array.device).expand(array.shape).contiguous()
+    swapped[..., -1:] = largest
+    return swapped.scatter_(2, largest, last)
+
+
+def _softmax_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
     p = outputs.flatten(2).mT.softmax(2) if outputs.dim() > 2 else outputs.softmax(1).unsqueeze(1)  # (N, D, C)
-    root = p.sqrt()
-    u = root.clone()
-    u[..., -1] += 1  # √p + e_C; its norm squared is 2(1 + √p_C), never small
-    scaled = u / (1 + root[..., -1:])
-    eye = torch.eye(p.shape[2], dtype=p.dtype, device=p.device)
-    columns = root.unsqueeze(3) * (eye - scaled.unsqueeze(3) * u.unsqueeze(2))
+    scale = p.new_full(p.shape[:2], p.shape[1] ** -0.5)
     if targets.is_floating_point():  # −Σ_c y_c log p_c has the Hessian (Σ_c y_c)(diag(p) − ppᵀ)
-        columns = columns * targets.sum(1).reshape(p.shape[:2]).sqrt()[..., None, None]
-    columns = columns[..., :-1] if p.shape[2] > 1 else torch.zeros_like(columns)  # one class: no curvature
-    positions = p.shape[1]
-    return OutputFactor(columns / positions**0.5, None, lambda vector: vector.mT.reshape(outputs.shape).contiguous())
+        scale = scale * targets.sum(1).reshape(p.shape[:2]).sqrt()
+    return SoftmaxFactor(p.sqrt(), scale, lambda vector: vector.mT.reshape(outputs.shape).contiguous())
 
 
 def _check_labels(outputs: Any, targets: Any, first: int) -> None:
@@ -268,7 +320,7 @@ def _squared_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
     """∇² of the mean over C outputs of (f−y)² is (2/C)·I: every output a block of its own."""
     size = outputs[0].numel()
     blocks = outputs.new_full((len(outputs), size, 1, 1), (2 / size) ** 0.5)
-    return OutputFactor(blocks, None, lambda vector: vector.reshape(outputs.shape))
+    return BlockFactor(blocks, None, lambda vector: vector.reshape(outputs.shape))
 
 
 def _check_regression(outputs: Any, targets: Any, first: int) -> None:
