@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -337,3 +338,15 @@ def test_too_few_or_constant_numbers_are_told(tmp_path: Path) -> None:
 def test_too_few_resamples_are_refused(study: Study) -> None:
     with pytest.raises(SpiritLevelError, match="an interval needs at least 100 resamples, got 10"):
         answers(study, draws=10)
+
+
+def test_a_measure_that_only_follows_the_train_loss_is_told(tmp_path: Path) -> None:
+    folder = fabricate(tmp_path, cells=12, excluded=0, failed=0, unfinished=0, measures=["hessian_trace"])
+    for path in folder.glob("cells/*/result.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        result["measures"]["values"]["hessian_trace"]["value"] = result["training"]["train_loss"] ** 2
+        path.write_text(json.dumps(result), encoding="utf-8")
+    row = answers(read_study(folder), draws=200).row("hessian_trace", "gap_loss")
+    assert row is not None
+    assert not row.partial_spearman.known
+    assert row.note == "its ranks are those of the train loss: no partial of ranks"

@@ -537,7 +537,7 @@ def made_section(study: Study, found: Answers) -> Section:
     ]
     tables = [
         ("Study", Numbers(("entry", "value"), tuple(study_rows))),
-        ("Settings", Numbers(("setting", "value"), tuple(_flattened(study.config)))),
+        ("Settings of all networks", Numbers(("setting", "value"), tuple(_fixed(study.config, study.factors)))),
         ("Data and measuring", _distinct([{**cell.data, **_measuring(cell)} for cell in finished])),
         ("Environment", _distinct([cell.environment for cell in finished])),
     ]
@@ -678,7 +678,7 @@ def _reductions(study: Study) -> list[tuple[Entry, ...]]:
         return []
     full = read_settings(study.name).to_dict()
     sides = [
-        {str(key): str(text) for key, text in _flattened({"factors": factors, **config})}
+        {str(key): str(text) for key, text in (*_flattened({"factors": factors}), *_fixed(config, factors))}
         for factors, config in ((study.factors, study.config), (full["factors"], full["config"]))
     ]
     keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key != "data.folder"]
@@ -826,6 +826,11 @@ def _flattened(plain: Mapping[str, Any], lead: str = "") -> Iterable[tuple[Entry
             listed = isinstance(entry, list | tuple) and not any(isinstance(item, Mapping) for item in entry)
             text = ", ".join(map(factor_text, entry)) if listed else factor_text(entry)
             yield (plain_text(f"{lead}{key}"), plain_text(text))
+
+
+def _fixed(config: Mapping[str, Any], factors: Mapping[str, Any]) -> Iterable[tuple[Entry, ...]]:
+    """The settings that no factor changes from network to network."""
+    return (row for row in _flattened(config) if row[0] not in factors)
 
 
 def _distinct(mappings: Sequence[Mapping[str, Any]]) -> Numbers:

@@ -442,6 +442,8 @@ def _correlated(
     tau = estimate(kendall(a, b), resamples)
     few = f"fewer than {FEWEST} networks: no interval" if count < FEWEST else ""
     same = "" if few or tau.bounded else "every resample gives the same τ: no interval"
+    ranked = estimate(partial(spearman, a, b, z), resamples) if sure else Estimate()
+    follows = "its ranks are those of the train loss: no partial of ranks" if sure and not ranked.known else ""
     return Correlations(
         *label,
         count,
@@ -449,10 +451,12 @@ def _correlated(
         spearman=estimate(spearman(a, b), resamples),
         kendall=tau,
         partial_pearson=estimate(partial(pearson, a, b, z), resamples) if sure else Estimate(),
-        partial_spearman=estimate(partial(spearman, a, b, z), resamples) if sure else Estimate(),
+        partial_spearman=ranked,
         psi={name: estimate(statistic, resamples) for name, statistic in psi.items()},
         psi_mean=estimate(mean_of([psi[name] for name in chosen]), resamples) if psi and chosen else Estimate(),
-        note=_joined(few, same, left, "" if sure else "the train loss is the same on every network: no partial"),
+        note=_joined(
+            few, same, left, follows, "" if sure else "the train loss is the same on every network: no partial"
+        ),
     )
 
 

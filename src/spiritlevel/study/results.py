@@ -360,7 +360,7 @@ def _cell_of(identity: tuple[str, dict[str, Any]], seed: int | None, result: Map
 def _missed(stopped: str, training: Mapping[str, Any]) -> str:
     """Why a network is excluded, with where it got to."""
     accuracy, loss = _number(training.get("train_accuracy")), _number(training.get("train_loss"))
-    return f"did not reach the stopping rule ({stopped}): train accuracy {accuracy:.4g}, train loss {loss:.3g}"
+    return f"did not reach the stopping rule (ended: {stopped}): train accuracy {accuracy:.4g}, train loss {loss:.3g}"
 
 
 def _failure(failure: Mapping[str, Any]) -> str:
