@@ -170,6 +170,18 @@ def test_a_full_disk_stops_the_run_with_a_remedy(tiny, tmp_path, monkeypatch, wh
     assert not finished & set(after.tried)
 
 
+def test_an_interruption_stops_the_workers_and_says_how_to_go_on(tiny, tmp_path, capsys):
+    class Interrupted(Here):
+        def finished(self):
+            raise KeyboardInterrupt
+
+    engine = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        run_study(read_study(tiny), StudyFolder(tmp_path / "out"), engine, StudyProgress())
+    assert engine.stopped
+    assert "interrupted; what is finished stays, and the same command goes on" in capsys.readouterr().err
+
+
 def test_a_cell_of_another_run_is_waited_for(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "HELD_PAUSE", 0.05)
     first = names(tiny, tmp_path / "out", ALONE)[0]

@@ -52,6 +52,9 @@ def run_study(study: Study, folder: StudyFolder, engine: Engine, progress: Study
         groups = prepare(study, folder)
         with progress:
             _Run(groups, engine, progress).to_the_end()
+    except KeyboardInterrupt:
+        progress.tell("interrupted; what is finished stays, and the same command goes on where it was")
+        raise
     except Exception as error:
         if not is_disk_full(error):
             raise
