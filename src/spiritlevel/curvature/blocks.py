@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
-from spiritlevel.curvature.hessian import first_tenth
+from spiritlevel.curvature.hessian import spread_tenth
 from spiritlevel.curvature.statistics import TappedChunk
 from spiritlevel.curvature.taps import LinearUse
 from spiritlevel.losses import output_factor
@@ -74,7 +74,7 @@ class GaussNewtonBlocks:
         """The same over about a tenth of the data only: a cheap stand-in to start a search from."""
         share = self._part_share
         self.problem.work.add(passes=share, products=share)
-        return self._sum(vectors, first_tenth(self._kept, self._weight), 1 / share)
+        return self._sum(vectors, spread_tenth(self._kept, self._weight), 1 / share)
 
     def has_part(self) -> bool:
         """Whether a tenth of the data is kept; pulls the columns back if that has not happened yet."""
@@ -82,7 +82,7 @@ class GaussNewtonBlocks:
             for _ in self._chunks():
                 pass
             self.problem.work.add(passes=1)
-        own = sum(chunk.weight for chunk in first_tenth(self._kept, self._weight))
+        own = sum(chunk.weight for chunk in spread_tenth(self._kept, self._weight))
         self._part_share = self.problem.ranks.total(own)
         return 0 < self._part_share <= 0.25
 

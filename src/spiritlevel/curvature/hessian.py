@@ -8,6 +8,7 @@ compares one product with a central difference of gradients and picks a way that
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
@@ -22,9 +23,9 @@ from spiritlevel.problem import Parameters, Problem, counting_saved_bytes, gradi
 Method = Literal["kept graph", "jvp of the gradient", "central differences"]
 Objective = Callable[[Problem, Parameters, Batch], Tensor]
 
-# The graphs of gradients that are kept between products, all chunks together, with their gradients; a large model may
-# keep as much as so many copies of itself.
-GRAPH_BUDGET, GRAPH_COPIES = 512 << 20, 4
+# The graphs of gradients that are kept between products, all chunks together, with their gradients: so much, or an eighth
+# of the machine's memory if that is less; a large model may keep as much as so many copies of itself.
+GRAPH_BUDGET, GRAPH_COPIES = 2 << 30, 4
 
 
 def loss_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
@@ -81,7 +82,8 @@ class HessianProducts:
     Args:
         problem: The problem.
         objective: What is differentiated twice; the loss by default.
-        budget: Bytes that kept graphs may take; by default 512 MB or four copies of the model, whichever is more.
+        budget: Bytes that kept graphs may take; by default 2 GB (or an eighth of the memory), or four copies of the model if
+            that is more.
         method: How products are made; decided by a preflight where None.
     """
 
@@ -98,7 +100,7 @@ class HessianProducts:
         self.notes: list[str] = []
         self.method = method or self._preflight()
         copies = GRAPH_COPIES * self.flat.size * problem.parameters_like().element_size()
-        self._budget = max(GRAPH_BUDGET, copies) if budget is None else budget
+        self._budget = max(min(GRAPH_BUDGET, _memory(problem.device) // 8), copies) if budget is None else budget
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Kept] = []
         self._prepared = False
@@ -136,7 +138,7 @@ class HessianProducts:
 
     def _part(self) -> list[_Kept]:
         """About a tenth of this process's data."""
-        return first_tenth(self._kept, self._weight)
+        return spread_tenth(self._kept, self._weight)
 
     def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
         sums = [torch.zeros_like(vector, dtype=torch.float64) for vector in vectors]
@@ -371,6 +373,13 @@ class HessianProducts:
         return "central differences"
 
 
+def _memory(device: torch.device) -> int:
+    """Bytes of the machine, or of the accelerator that the model is on."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 class _Weighted(Protocol):
     weight: float
 
@@ -378,14 +387,13 @@ class _Weighted(Protocol):
 Chunks = TypeVar("Chunks", bound=_Weighted)
 
 
-def first_tenth(chunks: Sequence[Chunks], whole: float) -> list[Chunks]:
-    """The first chunks that together have a tenth of the weight `whole`, or all that there are."""
-    part: list[Chunks] = []
-    for chunk in chunks:
-        if sum(each.weight for each in part) >= 0.0999 * whole:
-            break
-        part.append(chunk)
-    return part
+def spread_tenth(chunks: Sequence[Chunks], whole: float) -> list[Chunks]:
+    """About a tenth of the weight `whole`, or all there is, in chunks spread evenly: data may be sorted by class."""
+    if not chunks:
+        return []
+    mean = sum(chunk.weight for chunk in chunks) / len(chunks)
+    count = min(len(chunks), max(1, math.ceil(0.0999 * whole / mean)))
+    return [chunks[(2 * index + 1) * len(chunks) // (2 * count)] for index in range(count)]
 
 
 def _pull_back(gradient: list[Tensor], leaves: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:

@@ -62,6 +62,7 @@ class Lanczos:
         most_products: Give up after this many.
         most_vectors: Keep at most this many basis vectors; then restart from the best Ritz vectors.
         fewest_products: Do not stop before this many; fewer are safe from a start that is known to be good.
+        held: For how many products in a row the bound must hold.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class Lanczos:
         most_products: int = 300,
         most_vectors: int = 200,
         fewest_products: int = FEWEST,
+        held: int = HELD,
     ) -> None:
-        self.tolerance, self.end, self.most_products = tolerance, end, most_products
+        self.tolerance, self.end, self.most_products, self.held = tolerance, end, most_products, held
         self.fewest_products = min(fewest_products, most_products)
         self._limit = max(6, min(most_vectors, start.numel() + 1))
         self._basis = start.new_zeros(min(16, self._limit), start.numel())
@@ -98,6 +100,10 @@ class Lanczos:
         """All Ritz values of the present basis, ascending: the k-th largest is a lower bound of the k-th eigenvalue."""
         values: Tensor = torch.linalg.eigvalsh(self._matrix)
         return values
+
+    def space(self) -> tuple[Tensor, Tensor]:
+        """The orthonormal basis V, a row a vector, and VAVᵀ."""
+        return self._basis[: self._size], self._matrix
 
     def quadrature(self) -> tuple[Tensor, Tensor, Tensor]:
         """Ritz values, ascending, with the squares of their vectors' overlaps with the start, and their residuals.
@@ -159,7 +165,7 @@ class Lanczos:
         target = self.tolerance * abs(value)
         holds = bound <= target and self._dominates(values, residuals, index)
         self._held = self._held + 1 if holds else 0
-        enough = self._held >= HELD and self.products >= self.fewest_products
+        enough = self._held >= self.held and self.products >= self.fewest_products
         if not (enough or exhausted or self.products >= self.most_products):
             return
         toward = [index - i if index else i for i in range(min(4, len(values)))]
@@ -221,6 +227,8 @@ def eigenpair(
     end: End = "largest",
     most_products: int = 300,
     most_vectors: int = 200,
+    fewest_products: int = FEWEST,
+    held: int = HELD,
 ) -> Eigenpair:
     """One extreme eigenpair of the symmetric operator `matvec`.
 
@@ -229,7 +237,15 @@ def eigenpair(
     >>> round(eigenpair(lambda v: A @ v, start).value, 12), round(eigenpair(lambda v: A @ v, start, end="magnitude").value, 12)
     (2.0, -5.0)
     """
-    process = Lanczos(start, tolerance=tolerance, end=end, most_products=most_products, most_vectors=most_vectors)
+    process = Lanczos(
+        start,
+        tolerance=tolerance,
+        end=end,
+        most_products=most_products,
+        most_vectors=most_vectors,
+        fewest_products=fewest_products,
+        held=held,
+    )
     while not process.done:
         process.advance(matvec(process.request))
     assert process.result is not None
