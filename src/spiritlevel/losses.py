@@ -118,11 +118,11 @@ def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
         raise SpiritLevelError(f"loss must be a name or a callable, got {type(loss).__name__}")
     name = getattr(loss, "__name__", type(loss).__name__)
     if _takes_the_model(loss):
-        return Loss(name=name, mean=_recording(loss), whole_batch=True)
+        return Loss(name=name, mean=recording(loss), whole_batch=True)
     return Loss(name=name, mean=loss)
 
 
-def _recording(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def recording(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """The same loss where gradients are switched off: one that differentiates the network by its inputs needs them."""
 
     @functools.wraps(loss)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from spiritlevel import checks
 from spiritlevel.batches import Batch, Data
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.losses import Loss, resolve_loss
+from spiritlevel.losses import Loss, logits_of, recording, resolve_loss
 from spiritlevel.quiet import undisturbed
 from spiritlevel.ranks import current_ranks
 from spiritlevel.rewrites import PlainDerivatives
@@ -152,7 +152,8 @@ class Problem:
             batch = batch.map(Tensor.clone)
         args, kwargs = _arguments(batch.inputs)
         with self._plain:
-            return functional_call(self.model, self._tensors(parameters), args, kwargs)
+            outputs = functional_call(self.model, self._tensors(parameters), args, kwargs)
+        return outputs if self.loss_function.check is None else logits_of(outputs)
 
     def chunk_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss over one chunk, differentiable in `parameters`."""
@@ -391,9 +392,9 @@ def _for_dict_batches(loss: Loss) -> Loss:
         raise SpiritLevelError(
             f"the batches are dicts, and the loss {loss.name!r} needs (inputs, targets) pairs: pass a loss of the form "
             "(model, batch) -> (mean loss, count), for example "
-            "`def loss(model, batch): return model(**batch).loss, len(batch['labels'])`"
+            "`def loss(model, batch): return model(**batch).loss, int((batch['labels'] != -100).sum())`"
         )
-    return Loss(loss.name, loss.mean, whole_batch=True)
+    return Loss(loss.name, recording(loss.mean), whole_batch=True)
 
 
 def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:

@@ -241,10 +241,7 @@ FORMS = {
 }
 
 
-UNREAD = pytest.mark.xfail(raises=(KeyError, TypeError), reason="the number of outputs is read off outputs[0]")
-
-
-@pytest.mark.parametrize("form", ["tuple", "list", *(pytest.param(f, marks=UNREAD) for f in ("dict", "dataclass"))])
+@pytest.mark.parametrize("form", ["tuple", "list", "dict", "dataclass"])
 def test_several_inputs_and_outputs(form):
     make, parts = FORMS[form]
 

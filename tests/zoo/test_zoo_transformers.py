@@ -184,16 +184,14 @@ def test_what_people_try_first_is_answered_with_what_works():
     with refused(
         "the batches are dicts, and the loss 'cross_entropy' needs (inputs, targets) pairs: pass a loss of the form (model, "
         "batch) -> (mean loss, count), for example `def loss(model, batch): return model(**batch).loss, "
-        "len(batch['labels'])`"
+        "int((batch['labels'] != -100).sum())`"
     ):
         sl.measure(gpt2(), batches())
     whole = next(iter(torch.utils.data.DataLoader(Sentences(), batch_size=5)))
     labels = whole.pop("labels")
-    with refused(
-        "the network returns a SequenceClassifierOutput, and cross_entropy needs one tensor of outputs: pass a loss that says "
-        "which, for example `lambda outputs, targets: torch.nn.functional.cross_entropy(outputs['logits'], targets)`"
-    ):
-        sl.measure(classifier(), (whole, labels))
+    found = sl.measure(classifier(), (whole, labels), measures=["kappa_sum"])["kappa_sum"]
+    assert found.value > 0
+    assert found.converged
     with refused(
         "a loss of the form (model, batch) must return (mean loss, count), got CausalLMOutputWithCrossAttentions: return for "
         "example `out.loss, len(batch['input_ids'])`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -26,11 +27,15 @@ class Anatomy:
         axes: Parameter name → sample axis of each of its uses, for the parameters whose per-sample gradients the
             sweep can read off.
         bent: Parameter name → why its block of the Hessian is more than its Gauss–Newton block.
+        outputs: Numbers the network gives for a sample.
+        spread: Entries a sample has in the results of all layers with several positions.
     """
 
     layers: Mapping[str, Layer]
     axes: Axes
     bent: Mapping[str, str]
+    outputs: int = 0
+    spread: int = 0
 
     @property
     def swept(self) -> list[str]:
@@ -61,7 +66,8 @@ def examine(problem: Problem) -> Anatomy:
             for name, found in sample_axes(small, large, (2, 3)).items()
             if name in problem.parameters and name not in small.mixed and found and None not in found
         }
-        return _confirmed(problem, Anatomy(layers, axes, dict(small.bent)), two)
+        spread = sum(math.prod(shape) for name, shape in small.calls if name in layers and len(shape) > 2) // 2
+        return _confirmed(problem, Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread), two)
 
 
 def _without_outputs(problem: Problem) -> Anatomy:

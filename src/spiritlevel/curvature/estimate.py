@@ -9,6 +9,7 @@ one vector, which adds the variance of the blocks between them and costs one pro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ MOST_ALONE = 8
 PASS_BUDGET = 1 << 30
 
 
+@functools.cache
 def few_groups_factor(groups: int) -> float:
     """What a standard error from a few groups is multiplied by, so that two of them cover as often as if it were known.
 
@@ -53,7 +55,7 @@ class Probed:
 
     def total_error(self) -> float:
         """Standard error of the sum over all entries."""
-        totals = self.groups.flatten(1).sum(1, dtype=torch.float64)
+        totals = self.groups.reshape(len(self.groups), -1).sum(1, dtype=torch.float64)
         return few_groups_factor(len(totals)) * float(totals.std(correction=1) / len(totals) ** 0.5)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.batches import Batch
+from spiritlevel.checks import refuse_nonfinite_loss
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem import Parameters, Problem, counting_saved_bytes, gradients_of
 
@@ -25,7 +26,7 @@ Objective = Callable[[Problem, Parameters, Batch], Tensor]
 
 # The graphs of gradients that are kept between products, all chunks together, with their gradients: so much, or an eighth
 # of the machine's memory if that is less; a large model may keep as much as so many copies of itself.
-GRAPH_BUDGET, GRAPH_COPIES = 2 << 30, 4
+GRAPH_BUDGET, GRAPH_COPIES = 1280 << 20, 4
 
 
 def loss_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
@@ -82,7 +83,7 @@ class HessianProducts:
     Args:
         problem: The problem.
         objective: What is differentiated twice; the loss by default.
-        budget: Bytes that kept graphs may take; by default 2 GB (or an eighth of the memory), or four copies of the model if
+        budget: Bytes that kept graphs may take; by default 1.25 GB (or an eighth of the memory), or four copies of the model if
             that is more.
         method: How products are made; decided by a preflight where None.
     """
@@ -362,6 +363,7 @@ class HessianProducts:
             return _pull_back(gradients_of(value, found, create_graph=True), found, direction)
 
     def _only_differences(self, failures: list[str]) -> Method:
+        refuse_nonfinite_loss(self.problem)  # says where, if that is why
         told = "; ".join(dict.fromkeys(failures))
         if "failed" not in told:
             raise SpiritLevelError(

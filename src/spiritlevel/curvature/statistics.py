@@ -31,6 +31,9 @@ DRAWS = 16
 # So many columns wait for one another, to make matrix products of a good size from.
 SIDE_BY_SIDE = 16
 
+# What the δ of columns that wait may take; a chunk of the sweep is as small as that makes it.
+WAITING_BYTES = 64 << 20
+
 
 @dataclass
 class Sums:
@@ -69,7 +72,7 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
     draws: list[Sums] = []
     loss, num_columns, sampled = 0.0, 0, False
     curvature = wanted - {FISHER} - ({TRACE} if DIAGONAL in wanted else set())  # the diagonal has the trace in it
-    for chunk, weight in problem.chunks():
+    for chunk, weight in problem.chunks(chunk_size(problem, anatomy)):
         tapped = TappedChunk(problem, anatomy, chunk, inputs=COLUMNS in wanted)
         loss += weight * tapped.loss
         if curvature:
@@ -90,6 +93,12 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
         for kind in STATISTICS:
             problem.ranks.sum_named(getattr(sums, kind))
     return Sweep(draws, problem.ranks.total(loss), num_columns, sampled)
+
+
+def chunk_size(problem: Problem, anatomy: Anatomy) -> int:
+    """Samples swept at once: those of the problem's chunks, or fewer, so that waiting columns stay within bounds."""
+    entries = anatomy.spread * min(anatomy.outputs, SIDE_BY_SIDE) * problem.parameters_like().element_size()
+    return min(problem.chunk_size, max(1, WAITING_BYTES // max(1, entries)))
 
 
 def squared_gradients(problem: Problem, anatomy: Anatomy, batch: Batch) -> dict[str, Tensor]:

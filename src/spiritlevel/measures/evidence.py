@@ -279,7 +279,8 @@ class Evidence:
         if self.problem.loss_function.whole_batch:
             return 0
         with self.problem.undisturbed(), torch.no_grad():
-            return int(self.problem.outputs(self.problem.parameters, self.problem.few_samples(1))[0].numel())
+            outputs = self.problem.outputs(self.problem.parameters, self.problem.few_samples(1))
+        return int(outputs[0].numel()) if isinstance(outputs, Tensor) and outputs.dim() else 0
 
     def dropped_blocks(self) -> tuple[str, ...]:
         """Parameter tensors of norm zero, which have no metric."""

@@ -26,6 +26,7 @@ _read, _needs = from_statistics(_fisher_rao, frozenset([FISHER]), everything=Tru
 def _compute(measure: Measure, evidence: Evidence) -> Value:
     return _read(measure, evidence) if evidence.sees_samples else unavailable(measure, NO_SAMPLES)
 
+
 MEASURES = (
     Measure(
         "fisher_rao_norm",

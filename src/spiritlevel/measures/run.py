@@ -115,7 +115,10 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
             for each in plan.measures:
                 reporter.stage(each.name)
                 try:
-                    values[_free_label(each, values)] = compute_within_memory(each, evidence)
+                    value = compute_within_memory(each, evidence)
+                    if math.isnan(value.value) and value.method != "not available":
+                        refuse_nonfinite_loss(problem)  # says where, if a derivative is why
+                    values[_free_label(each, values)] = value
                 except KeyboardInterrupt:
                     if not values or problem.ranks.size > 1:
                         raise
