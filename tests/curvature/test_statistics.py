@@ -1,0 +1,98 @@
+"""The sweep: every way of adding up squares gives the same sums, and none pulls a column back twice."""
+
+import pytest
+import torch
+
+import cases
+import spiritlevel as sl
+from spiritlevel.curvature import kernels, statistics
+from spiritlevel.curvature.anatomy import examine
+from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, ROWS, TRACE, TappedChunk, sweep
+
+NAMES = [
+    "mlp",
+    "mlp, own loss",
+    "siamese",
+    "convolution, max pooling",
+    "convolution, normalized loss",
+    "convolution with stride and dilation",
+    "depthwise convolution",
+    "3-d convolution",
+    "grouped transposed convolution",
+    "batch normalization",
+    "GPT-2 layers over sequences",
+    "embedding looked up twice",
+    "samples inside a merged dimension",
+    "sequence first",
+    "an output for every position",
+]
+
+
+def swept(name, *kinds):
+    case = cases.by_name(name)
+    model, x, y = case.make()
+    problem = sl.Problem(model, case.loss, (x, y))
+    return sweep(problem, examine(problem), frozenset(kinds), torch.Generator().manual_seed(0)).draws[0]
+
+
+def assert_same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for key, array in wanted.items():
+        torch.testing.assert_close(found[key], array, rtol=1e-9, atol=1e-12 * float(array.abs().max()))
+
+
+@pytest.mark.parametrize("gram", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trace_is_the_sum_of_the_diagonal(name, gram, monkeypatch):
+    wanted = {key: array.sum() for key, array in swept(name, DIAGONAL).diagonal.items()}
+    monkeypatch.setattr(kernels.Gradients, "short_positions", lambda self, columns: gram)
+    found = swept(name, TRACE)
+    assert_same(found.trace, wanted)
+    assert found.diagonal == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pairs_of_positions_give_the_diagonal(name, monkeypatch):
+    monkeypatch.setattr(kernels.Gradients, "few_positions", lambda self, columns: False)
+    wanted = swept(name, DIAGONAL).diagonal
+    monkeypatch.setattr(kernels.Gradients, "few_positions", lambda self, columns: True)
+    assert_same(swept(name, DIAGONAL).diagonal, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_and_columns_side_by_side_change_nothing(name, monkeypatch):
+    wanted = swept(name, DIAGONAL, ROWS, COLUMNS)
+    monkeypatch.setattr(kernels, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(statistics, "SIDE_BY_SIDE", 2)
+    monkeypatch.setattr(statistics, "WAITING_BYTES", 1)
+    found = swept(name, DIAGONAL, ROWS, COLUMNS)
+    for kind in (DIAGONAL, ROWS, COLUMNS):
+        assert_same(getattr(found, kind), getattr(wanted, kind))
+
+
+def test_waiting_columns_bound_the_chunk():
+    model, x, y = cases.by_name("convolution, max pooling").make()
+    problem = sl.Problem(model, "cross_entropy", (x, y))
+    anatomy = examine(problem)
+    entry = anatomy.spread * anatomy.outputs * x.element_size()
+    assert anatomy.spread > 0
+    problem.chunk_size = 10**9
+    assert statistics.chunk_size(problem, anatomy) == statistics.WAITING_BYTES // entry
+
+
+@pytest.mark.parametrize("kinds", [{TRACE}, {DIAGONAL}, {DIAGONAL, ROWS, COLUMNS}])
+def test_one_pull_for_every_column(kinds, monkeypatch):
+    model, x, y = cases.by_name("mlp").make()
+    problem = sl.Problem(model, "cross_entropy", (x, y))
+    anatomy, pulls = examine(problem), []
+    pull = TappedChunk.pull
+    monkeypatch.setattr(TappedChunk, "pull", lambda self, vector: pulls.append(1) or pull(self, vector))
+    found = sweep(problem, anatomy, frozenset(kinds), torch.Generator())
+    assert len(pulls) == found.num_columns == model(x).shape[1] - 1
+
+
+def test_the_trace_of_a_sum_of_measures_comes_with_the_diagonal():
+    model, x, y = cases.by_name("mlp").make()
+    alone = sl.measure(model, (x, y), measures=["hessian_trace"])["hessian_trace"].value
+    together = sl.measure(model, (x, y), measures=["hessian_trace", "normalized_sharpness"])["hessian_trace"].value
+    assert alone == pytest.approx(together, rel=1e-12)
