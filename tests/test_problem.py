@@ -423,7 +423,7 @@ def test_dict_batches_need_a_loss_of_their_own():
     with refused(
         "the batches are dicts, and the loss 'cross_entropy' needs (inputs, targets) pairs: pass a loss of the form (model, "
         "batch) -> (mean loss, count), for example `def loss(model, batch): return model(**batch).loss, "
-        "len(batch['labels'])`"
+        "int((batch['labels'] != -100).sum())`"
     ):
         sl.measure(network(), [{"x": X, "labels": Y}])
     with refused(

@@ -26,7 +26,7 @@ Objective = Callable[[Problem, Parameters, Batch], Tensor]
 
 # The graphs of gradients that are kept between products, all chunks together, with their gradients: so much, or an eighth
 # of the machine's memory if that is less; a large model may keep as much as so many copies of itself.
-GRAPH_BUDGET, GRAPH_COPIES = 1280 << 20, 4
+GRAPH_BUDGET, GRAPH_COPIES = 768 << 20, 4
 
 
 def loss_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
@@ -83,7 +83,7 @@ class HessianProducts:
     Args:
         problem: The problem.
         objective: What is differentiated twice; the loss by default.
-        budget: Bytes that kept graphs may take; by default 1.25 GB (or an eighth of the memory), or four copies of the model if
+        budget: Bytes that kept graphs may take; by default 768 MB (or an eighth of the memory), or four copies of the model if
             that is more.
         method: How products are made; decided by a preflight where None.
     """
