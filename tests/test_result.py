@@ -150,3 +150,12 @@ def test_the_witness_is_the_maximiser(infinite):
     assert value.value == pytest.approx(rise, rel=1e-9)
     size = sum(float(part.square().sum()) for part in value.witness.values()) ** 0.5
     assert size <= 1e-3 * (1 + 1e-9)
+
+
+def test_witnesses_can_be_left_out_of_a_file(infinite, tmp_path):
+    bare = infinite.without_witnesses()
+    assert bare["epsilon_sharpness"].witness is None
+    assert bare["epsilon_sharpness"].value == infinite["epsilon_sharpness"].value
+    for name, each in (("whole", infinite), ("bare", bare)):
+        each.save(tmp_path / name)
+    assert (tmp_path / "bare").stat().st_size < (tmp_path / "whole").stat().st_size

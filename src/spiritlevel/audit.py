@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -207,8 +207,7 @@ def audit(
         report = measure(
             twin, twin_data, fixed, measures=chosen, tolerance=tolerance, progress=progress, dtype=torch.float64
         )
-        values = {name: replace(value, witness=None) for name, value in report.values.items()}
-        return replace(report, values=values)  # maximisers would make the audit as large as its models
+        return report.without_witnesses()  # maximisers would make the audit as large as its models
 
     original = take(original_model, source)
     available, skipped = twins.available(kinds or KINDS, groups=groups)

@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +130,10 @@ class Report:
         """Whether Ctrl-C ended the measurement early; the first note names what is missing."""
         return bool(self.notes) and self.notes[0].startswith("interrupted")
 
+    def without_witnesses(self) -> Report:
+        """The same without the maximisers, each of which is as large as the model: for files."""
+        return replace(self, values={name: replace(value, witness=None) for name, value in self.values.items()})
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes. Non-finite numbers become the strings JSON lacks."""
         return {
@@ -157,7 +161,10 @@ class Report:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON; a file that exists at `path` afterwards is whole."""
+        """Write JSON; a file that exists at `path` afterwards is whole.
+
+        Witnesses are written too: `report.without_witnesses().save(path)` makes a small file of a large model.
+        """
         write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
 
     @classmethod

@@ -77,6 +77,6 @@ def measure(
             progress=rank == 0 and not quiet,
         )
     if rank == 0:
-        write_result(report, report_table(report), json_file, html_file, quiet)
+        write_result(report.without_witnesses(), report_table(report), json_file, html_file, quiet)
         if report.interrupted:
             raise typer.Exit(INTERRUPTED)

@@ -106,4 +106,4 @@ def _sum(one: Cost, other: Cost) -> Cost:
 
 def _plain(report: Report) -> dict[str, Any]:
     """The report without its maximisers, which are as large as the network."""
-    return replace(report, values={n: replace(v, witness=None) for n, v in report.values.items()}).to_dict()
+    return report.without_witnesses().to_dict()
