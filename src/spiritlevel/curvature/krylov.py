@@ -17,7 +17,7 @@ from spiritlevel.curvature.lanczos import FEWEST, HELD, Eigenpair, End, Lanczos,
 # The Krylov vectors of all processes that advance in step: beyond this they restart instead of growing, and where so
 # few vectors would not do, the processes take turns.
 BASIS_BUDGET = 512 << 20
-FEWEST_VECTORS = 6
+FEWEST_VECTORS = 10
 # A start from part of the data: how well its vectors are known and after how many products it is given up; how many
 # products over all data it needs at least, and for how many in a row the bound must hold.
 PART_TOLERANCE, PART_PRODUCTS = 1e-3, 30
