@@ -8,24 +8,8 @@ import spiritlevel as sl
 from dense_oracle import dense
 from spiritlevel.curvature import krylov
 from spiritlevel.curvature.hessian import spread_tenth
-from spiritlevel.curvature.krylov import Picture
 
 OPERATORS = ["hessian_spectral_norm", "riemannian_spectral_norm", "riemannian_nodewise_spectral_norm"]
-
-
-@pytest.mark.parametrize("end", ["largest", "smallest", "magnitude"])
-def test_a_picture_of_the_whole_space_has_the_eigenvectors_of_every_scaling(end) -> None:
-    generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(7, 7, generator=generator, dtype=torch.float64)
-    matrix = matrix + matrix.mT
-    scale = torch.rand(7, generator=generator, dtype=torch.float64)
-    scale[3] = 0
-    turn = torch.linalg.qr(torch.randn(7, 7, generator=generator, dtype=torch.float64))[0]
-    found = Picture(turn, turn @ matrix @ turn.mT).scaled(scale, end)
-    values, vectors = torch.linalg.eigh(scale[:, None] * matrix * scale)
-    index = {"largest": 6, "smallest": 0, "magnitude": int(values.abs().argmax())}[end]
-    assert found[0].norm() == pytest.approx(1)
-    assert abs(float(found[0] @ vectors[:, index])) == pytest.approx(1, abs=1e-9)
 
 
 def sorted_by_class(samples: int = 1500):
@@ -50,12 +34,12 @@ def test_data_sorted_by_class_do_not_mislead_the_start() -> None:
     assert report["riemannian_nodewise_spectral_norm"].value == pytest.approx(float(scaled[-1]), rel=1e-6)
 
 
-def test_further_operators_share_the_start() -> None:
-    """The part of the data is looked at once, and each operator adds few products."""
+def test_further_operators_share_the_passes() -> None:
+    """The parts of the data are a few passes together, and all operators advance in the same ones."""
     model, data = sorted_by_class()
     first, all_three = (sl.measure(model, data, measures=OPERATORS[:n], tolerance=1e-4) for n in (1, 3))
-    assert all_three.cost.passes <= first.cost.passes + 6
-    assert all_three.cost.products <= 3 * first.cost.products + 3
+    assert all_three.cost.passes <= first.cost.passes + 10
+    assert all_three.cost.products <= 3 * first.cost.products + 6
 
 
 def test_a_part_is_spread_over_the_data() -> None:

@@ -6,7 +6,6 @@ Each starts from what a tenth of the data says, where that much is kept in memor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,11 +18,10 @@ from spiritlevel.curvature.lanczos import FEWEST, HELD, Eigenpair, End, Lanczos,
 BASIS_BUDGET = 512 << 20
 FEWEST_VECTORS = 10
 # A start from part of the data: how well its vectors are known and after how many products it is given up; how many
-# products over all data it needs at least, and for how many in a row the bound must hold.
+# products over all data it needs at least, and for how many in a row the bound must hold. Every operator starts from its
+# own part, so that an operator which rescaling leaves alone takes the same steps for every rescaled network.
 PART_TOLERANCE, PART_PRODUCTS = 1e-3, 30
 FEWEST_AFTER_PART, HELD_AFTER_PART = 4, 2
-# What the part's picture of H lacks for another scaling, a few products with that one add.
-POLISH_TOLERANCE, POLISH_PRODUCTS = 1e-2, 8
 # How much of the further Ritz vectors and of the random start stays in it, so that no eigenvector is shut out.
 FURTHER, RANDOM = 0.1, 1e-3
 
@@ -38,15 +36,14 @@ def scaled_eigenpairs(
     found: list[Eigenpair] = []
     size = start.numel() * products.problem.parameters_like().element_size()
     turns = _turns([size] * len(wanted))
-    picture = _picture(products, start, _vectors(size)) if part else None
     for turn in turns:
         vectors = _vectors(size * len(turn))
         processes = []
         for scaling, end in (wanted[index] for index in turn):
             scale = scaling()
             first = start.to(scale) * (scale > 0)
-            if picture is not None and bool(first.any()):
-                first = _from_part(products, picture, scale, first, end, vectors)
+            if part and bool(first.any()):
+                first = _from_part(lambda v, s=scale: s * products.on_part([s * v])[0], first, end, vectors)  # type: ignore[misc]
             processes.append((_process(first, end, tolerance, part, vectors), scale))
         while active := [(process, scale) for process, scale in processes if not process.done]:
             images = products([scale * process.request for process, scale in active])
@@ -55,42 +52,6 @@ def scaled_eigenpairs(
         pairs = [finished(process) for process, _ in processes]
         found += pairs if len(turns) == 1 else [pair.alone() for pair in pairs]  # where memory is short
     return found
-
-
-@dataclass(frozen=True)
-class Picture:
-    """What a Krylov space says of an operator: H ≈ VᵀTV with the rows of V orthonormal."""
-
-    basis: Tensor
-    matrix: Tensor
-
-    def scaled(self, scale: Tensor, end: End, count: int = 4) -> Tensor:
-        """The extreme eigenvectors of S VᵀTV S, the outermost first: (count, n)."""
-        rows = self.basis * scale
-        gram = (rows @ rows.mT).double()
-        lengths, axes = torch.linalg.eigh(gram)
-        live = lengths > 1e-10 * lengths[-1]
-        root = axes[:, live] * lengths[live].sqrt()  # gram = root rootᵀ, and rowsᵀ root / lengths is orthonormal
-        values, vectors = torch.linalg.eigh(root.mT @ self.matrix.to(root.device) @ root)
-        order = values.argsort(descending=True) if end == "largest" else values.argsort()
-        if end == "magnitude":
-            order = values.abs().argsort(descending=True)
-        found: Tensor = ((root / lengths[live]) @ vectors[:, order[:count]]).mT.to(rows) @ rows
-        return found
-
-
-def _picture(products: HessianProducts, start: Tensor, vectors: int) -> Picture:
-    """One Krylov space of H over part of the data, from which every scaled operator starts."""
-    process = Lanczos(
-        start.to(products.problem.parameters_like()),
-        tolerance=PART_TOLERANCE,
-        end="magnitude",
-        most_products=PART_PRODUCTS,
-        most_vectors=vectors,
-    )
-    while not process.done:
-        process.advance(products.on_part([process.request])[0])
-    return Picture(*process.space())
 
 
 def block_eigenpairs(
@@ -158,26 +119,9 @@ def _process(start: Tensor, end: End, tolerance: float, part: bool, vectors: int
     )
 
 
-def _from_part(
-    products: HessianProducts, picture: Picture, scale: Tensor, start: Tensor, end: End, vectors: int
-) -> Tensor:
-    """The start of S H S: what the picture says, polished by a few products over part of the data."""
-    guess = picture.scaled(scale, end)
-    if not bool(guess[0].any()):
-        return start
-    first: Tensor = guess[0] / guess[0].norm() + RANDOM * start / start.norm()
-    if bool((scale == scale[0]).all()):  # H itself: there is nothing to add
-        first += FURTHER * guess[1:].sum(0) / guess[0].norm()
-        return first
+def _from_part(matvec: Callable[[Tensor], Tensor], start: Tensor, end: End, vectors: int) -> Tensor:
     pair = eigenpair(
-        lambda vector: scale * products.on_part([scale * vector])[0],
-        first,
-        tolerance=POLISH_TOLERANCE,
-        end=end,
-        most_products=POLISH_PRODUCTS,
-        most_vectors=vectors,
-        fewest_products=3,
-        held=1,
+        matvec, start, tolerance=PART_TOLERANCE, end=end, most_products=PART_PRODUCTS, most_vectors=vectors
     )
     return _mixed(pair, start)
 

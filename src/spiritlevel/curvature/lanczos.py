@@ -101,10 +101,6 @@ class Lanczos:
         values: Tensor = torch.linalg.eigvalsh(self._matrix)
         return values
 
-    def space(self) -> tuple[Tensor, Tensor]:
-        """The orthonormal basis V, a row a vector, and VAVᵀ."""
-        return self._basis[: self._size], self._matrix
-
     def quadrature(self) -> tuple[Tensor, Tensor, Tensor]:
         """Ritz values, ascending, with the squares of their vectors' overlaps with the start, and their residuals.
 
@@ -227,8 +223,6 @@ def eigenpair(
     end: End = "largest",
     most_products: int = 300,
     most_vectors: int = 200,
-    fewest_products: int = FEWEST,
-    held: int = HELD,
 ) -> Eigenpair:
     """One extreme eigenpair of the symmetric operator `matvec`.
 
@@ -237,15 +231,7 @@ def eigenpair(
     >>> round(eigenpair(lambda v: A @ v, start).value, 12), round(eigenpair(lambda v: A @ v, start, end="magnitude").value, 12)
     (2.0, -5.0)
     """
-    process = Lanczos(
-        start,
-        tolerance=tolerance,
-        end=end,
-        most_products=most_products,
-        most_vectors=most_vectors,
-        fewest_products=fewest_products,
-        held=held,
-    )
+    process = Lanczos(start, tolerance=tolerance, end=end, most_products=most_products, most_vectors=most_vectors)
     while not process.done:
         process.advance(matvec(process.request))
     assert process.result is not None
