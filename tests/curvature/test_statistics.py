@@ -32,7 +32,7 @@ def swept(name, *kinds):
     case = cases.by_name(name)
     model, x, y = case.make()
     problem = sl.Problem(model, case.loss, (x, y))
-    return sweep(problem, examine(problem), frozenset(kinds), torch.Generator().manual_seed(0)).draws[0]
+    return sweep(problem, examine(problem), frozenset(kinds), torch.Generator().manual_seed(0)).groups[0]
 
 
 def assert_same(found, wanted):

@@ -18,11 +18,9 @@ from scipy import stats
 from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, ROWS
+from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, GROUPS, ROWS
 from spiritlevel.layers import Layer
 
-# Estimates are kept as the means of this many groups of probes; leaving one out gives the jackknife its spread.
-GROUPS = 8
 # So many parameters are probed one by one; more of them together.
 MOST_ALONE = 8
 # Probe vectors and their images in one pass over the data, together; larger models take a pass for every statistic.

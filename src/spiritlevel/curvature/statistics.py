@@ -9,7 +9,7 @@ accumulated chunk by chunk; nothing grows with the data.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +19,7 @@ from spiritlevel.batches import Batch
 from spiritlevel.curvature import kernels
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.taps import LinearUse, SampleAxis, Tap, VectorUse
-from spiritlevel.losses import OutputFactor, output_factor
+from spiritlevel.losses import output_factor
 from spiritlevel.problem import Problem
 
 STATISTICS = TRACE, DIAGONAL, ROWS, COLUMNS, FISHER = "trace", "diagonal", "rows", "columns", "fisher"
@@ -27,6 +27,8 @@ STATISTICS = TRACE, DIAGONAL, ROWS, COLUMNS, FISHER = "trace", "diagonal", "rows
 # More columns than this a sample are sampled instead of swept, in this many independent draws.
 MOST_COLUMNS = 200
 DRAWS = 16
+# What is estimated is kept as the means of this many groups; leaving one out gives the jackknife its spread.
+GROUPS = 8
 
 # So many columns wait for one another, to make matrix products of a good size from.
 SIDE_BY_SIDE = 16
@@ -59,9 +61,9 @@ class Sums:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The result of one sweep: exact sums, or as many independent draws of them as columns were sampled."""
+    """The result of one sweep: exact sums, or the means of groups of independent draws where columns were sampled."""
 
-    draws: list[Sums]
+    groups: list[Sums]
     loss: float
     num_columns: int
     sampled: bool
@@ -69,7 +71,7 @@ class Sweep:
 
 def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator: torch.Generator) -> Sweep:
     """One pass over the data: every statistic in `wanted` of every parameter that the anatomy covers."""
-    draws: list[Sums] = []
+    groups: list[Sums] = []
     loss, num_columns, sampled = 0.0, 0, False
     curvature = wanted - {FISHER} - ({TRACE} if DIAGONAL in wanted else set())  # the diagonal has the trace in it
     for chunk, weight in problem.chunks(chunk_size(problem, anatomy)):
@@ -78,21 +80,22 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
         if curvature:
             factor = output_factor(problem.loss_function, tapped.outputs, _targets(chunk))
             num_columns, sampled = factor.num_columns, factor.num_columns > MOST_COLUMNS
-            draws = draws or [Sums() for _ in range(DRAWS if sampled else 1)]
-            for sums, columns in zip(draws, _columns(factor, len(draws), sampled, generator), strict=True):
-                tapped.accumulate(columns, weight, curvature, sums)
-        draws = draws or [Sums()]
+            groups = groups or [Sums() for _ in range(GROUPS if sampled else 1)]
+            rounds = DRAWS // GROUPS if sampled else 1
+            for sums in groups * rounds:
+                columns = factor.sample(generator) if sampled else factor.columns()
+                tapped.accumulate(columns, weight / rounds, curvature, sums)
+        groups = groups or [Sums()]
         if FISHER in wanted:
             fisher = Sums()
             tapped.accumulate([(tapped.loss_gradient(), None)], weight, frozenset([DIAGONAL]), fisher)
-            for name, array in fisher.diagonal.items():
-                for sums in draws:
-                    sums.add(FISHER, name, array)
+            for name, array in fisher.diagonal.items():  # exact, so that one group is enough
+                groups[0].add(FISHER, name, array)
     problem.work.add(passes=1)
-    for sums in draws:
+    for sums in groups:
         for kind in STATISTICS:
             problem.ranks.sum_named(getattr(sums, kind))
-    return Sweep(draws, problem.ranks.total(loss), num_columns, sampled)
+    return Sweep(groups, problem.ranks.total(loss), num_columns, sampled)
 
 
 def chunk_size(problem: Problem, anatomy: Anatomy) -> int:
@@ -110,11 +113,6 @@ def squared_gradients(problem: Problem, anatomy: Anatomy, batch: Batch) -> dict[
 
 
 Column = tuple[Tensor, Tensor | None]
-
-
-def _columns(factor: OutputFactor, draws: int, sampled: bool, generator: torch.Generator) -> Iterator[Iterable[Column]]:
-    for _ in range(draws):
-        yield factor.sample(generator) if sampled else factor.columns()
 
 
 def _targets(batch: Batch) -> Tensor:

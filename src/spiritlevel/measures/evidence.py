@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy, examine
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
-from spiritlevel.curvature.estimate import GROUPS, Estimates, few_groups_factor, probe
+from spiritlevel.curvature.estimate import Estimates, few_groups_factor, probe
 from spiritlevel.curvature.hessian import HessianProducts, loss_objective, remainder_objective
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair
@@ -21,6 +21,7 @@ from spiritlevel.curvature.statistics import (
     COLUMNS,
     DIAGONAL,
     FISHER,
+    GROUPS,
     MOST_COLUMNS,
     ROWS,
     STATISTICS,
@@ -159,8 +160,9 @@ class Evidence:
         arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
         if self.anatomy.axes:
             for kind, store in arrays.items():
-                for name in getattr(self.swept.draws[0], kind):
-                    store[name] = draws_mean([getattr(draw, kind)[name] for draw in self.swept.draws])
+                for name in getattr(self.swept.groups[0], kind):
+                    parts = [getattr(group, kind) for group in self.swept.groups]
+                    store[name] = draws_mean([part[name] for part in parts if name in part])
         for kind, found in self._probe().found.items():
             for name, probed in found.items():
                 part = probed_mean(probed)
@@ -189,14 +191,14 @@ class Evidence:
         known: dict[str, Arrays] = {}
         swept = [name for name in bent if name in self.anatomy.axes]
         if swept and self.products.method == "kept graph":
-            known = {kind: getattr(self.swept.draws[0], kind) for kind in curvature}
+            known = {kind: getattr(self.swept.groups[0], kind) for kind in curvature}
         groups = [(remainder_objective, swept), (loss_objective, [name for name in bent if name not in swept])]
         if not known:
             groups = [(loss_objective, bent)]
             for kind in (DIAGONAL, ROWS, COLUMNS):
                 for name in swept:
-                    for draw in self.swept.draws:
-                        getattr(draw, kind).pop(name, None)
+                    for group in self.swept.groups:
+                        getattr(group, kind).pop(name, None)
         self.estimates = Estimates()
         for objective, names in groups:
             if names:
@@ -298,11 +300,10 @@ def jackknife(values: Iterable[float]) -> float:
 
 
 def _without(draws: list[Tensor], group: int) -> Tensor:
-    """The mean of draws with every GROUPS-th left out, or the exact array where there is only one."""
+    """The mean with one group of draws left out, or the exact array where there is only one."""
     if len(draws) == 1:
         return draws[0]
-    kept = [draw for index, draw in enumerate(draws) if index % GROUPS != group]
-    return torch.stack(kept).mean(0)
+    return torch.stack([draw for index, draw in enumerate(draws) if index != group]).mean(0)
 
 
 def _fisher_by_sample(problem: Problem, names: list[str]) -> dict[str, Tensor]:

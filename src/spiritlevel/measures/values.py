@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from spiritlevel.curvature.lanczos import Eigenpair
-from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, FISHER, ROWS, TRACE
+from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, DRAWS, FISHER, ROWS, TRACE
 from spiritlevel.measures.evidence import Evidence, Statistics, jackknife
 from spiritlevel.measures.record import Measure, Needs, Operator
 from spiritlevel.result import Value
@@ -70,7 +70,7 @@ def _method(evidence: Evidence, exact: bool) -> str:
     if exact:
         return "exact sweep"
     if evidence.anatomy.axes and evidence.swept.sampled:
-        return f"sampled output columns ({len(evidence.swept.draws)} draws of {evidence.swept.num_columns})"
+        return f"sampled output columns ({DRAWS} draws of {evidence.swept.num_columns})"
     if evidence.anatomy.axes:
         return "exact Gauss–Newton part, remainder by random probes"
     return "random probes of the Hessian"
