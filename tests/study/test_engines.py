@@ -70,6 +70,7 @@ def test_local_processes_end_when_the_engine_stops(tiny, tmp_path):
 
 
 def test_cores_are_divided(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(local, "available_cores", lambda: 8)
     assert [(LocalEngine(workers).workers, LocalEngine(workers).threads) for workers in (None, 2, 3, 20)] == [
         (8, 1),
