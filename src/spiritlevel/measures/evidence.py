@@ -245,6 +245,7 @@ class Evidence:
         """The extreme eigenpairs of all operators asked for."""
         wanted = [(functools.partial(self.scaling, each.scaling), each.end) for each in self.needs.operators]
         start = torch.randn(self.products.flat.size, generator=self.generator("start"), dtype=torch.float64)
+        start = start.to(self.problem.parameters_like())
         return dict(
             zip(self.needs.operators, scaled_eigenpairs(self.products, wanted, start, self.tolerance), strict=True)
         )
