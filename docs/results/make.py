@@ -17,7 +17,7 @@ import numpy as np
 
 from spiritlevel.report.drawing import Drawing
 from spiritlevel.report.numbers import Numbers, seconds_text, significant
-from spiritlevel.report.study import GAP_LABELS, attack_section, made_section
+from spiritlevel.report.study import GAP_LABELS, made_section
 from spiritlevel.report.study_figures import ByLevel, boxes, gap_scatter, interval_text, lines, ranking
 from spiritlevel.result import write_whole
 from spiritlevel.study.correlate import Answers, Contrast, Estimate, answers, contrasts, correlations_csv
@@ -101,7 +101,7 @@ def petzka_mnist(told: Told) -> list[str]:
     shown = {f"kappa_trace[{name}]": f"κ_τ, layer {i}" for i, name in enumerate(hidden, 1)}
     shown |= {f"hessian_trace[{name}]": f"plain trace, layer {i}" for i, name in enumerate(hidden, 1)}
     shown |= {name: NAMES[name] for name in (*wide, "hessian_trace", "hessian_spectral_norm")}
-    batches = [str(cell.factors["training.batch_size"]) for cell in told.study.measured]
+    batches = [_batch(cell) for cell in told.study.measured]
     best = max(hidden, key=lambda name: told.r(f"kappa_trace[{name}]").value)
     return [
         *_correlations(told, rows),
@@ -142,7 +142,7 @@ def petzka_cifar10(told: Told) -> list[str]:
     shown = {f"kappa_trace[{name}]": f"κ_τ, {words}" for name, words in ends}
     shown |= {f"hessian_trace[{name}]": f"plain trace, {words}" for name, words in ends}
     shown |= {name: NAMES[name] for name in ("kappa_trace_sum", "rho_sum", "hessian_trace", "hessian_spectral_norm")}
-    batches = [str(cell.factors["training.batch_size"]) for cell in told.study.measured]
+    batches = [_batch(cell) for cell in told.study.measured]
     return [
         *_correlations(told, rows),
         "",
@@ -160,7 +160,7 @@ def tsuzuku(told: Told) -> list[str]:
     made: list[str] = []
     for part in map(told.part, told.study.parts):
         model = str(part.study.cells[0].factors["model.name"])
-        short = model.partition(":")[0]
+        kind = model.partition(":")[0]
         reached = [cell.trained("train_accuracy") for cell in part.study.measured]
         made += [
             f"**{model}**, {len(reached)} networks, lowest train accuracy {min(reached, default=float('nan')):.1%}:",
@@ -174,8 +174,8 @@ def tsuzuku(told: Told) -> list[str]:
             made.append(f"| {NAMES[name]} | {_bold(part.r(name))} | {_text(part.tau(name))} | {_text(given)} |")
         noise = [_share(cell) for cell in part.study.measured]
         made += ["", *_side_by_side(
-            part.scatter(f"{short}-normalized-sharpness", NORMALIZED, noise),
-            part.scatter(f"{short}-hessian-trace", "hessian_trace", noise),
+            part.scatter(f"{kind}-normalized-sharpness", NORMALIZED, noise),
+            part.scatter(f"{kind}-hessian-trace", "hessian_trace", noise),
         ), ""]  # fmt: skip
     for name, quantity in (("labels-normalized-sharpness", NORMALIZED), ("labels-hessian-trace", "hessian_trace")):
         made.append(told.picture(name, _along_noise(told.study, quantity)))
@@ -183,27 +183,32 @@ def tsuzuku(told: Told) -> list[str]:
 
 
 def rangamani(told: Told) -> list[str]:
-    made = ["| network | batch | networks | test accuracy | train loss | Riemannian spectral norm |",
-            "|---|---|---|---|---|---|"]  # fmt: skip
+    made = ["| network | batch | networks | test accuracy | train loss | Riemannian spectral norm | plain norm |",
+            "|---|---|---|---|---|---|---|"]  # fmt: skip
     for part in map(told.part, told.study.parts):
         for batch in sorted({cell.factors["training.batch_size"] for cell in part.study.cells}):
             cells = [cell for cell in part.study.measured if cell.factors["training.batch_size"] == batch]
-            norms = [cell.measures["riemannian_spectral_norm"].value for cell in cells]
+            names = ("riemannian_spectral_norm", "hessian_spectral_norm")
+            norms = [[cell.measures[name].value for cell in cells] for name in names]
             entries = (
                 str(part.study.cells[0].factors["model.name"]),
                 str(batch),
                 str(len(cells)),
                 _mean([100 * cell.trained("test_accuracy") for cell in cells], 4) + (" %" if cells else ""),
                 _mean([cell.trained("train_loss") for cell in cells], 2),
-                _mean(norms, 3),
+                *(_mean(values, 3) for values in norms),
             )
             made.append(f"| {' | '.join(entries)} |")
-    made += ["", "How many times larger at the large batch (ratio of geometric means):", "",
-             "| network | measure | times | at equal train loss |", "|---|---|---|---|"]  # fmt: skip
-    for part in map(told.part, told.study.parts):
-        axis = next((axis for axis in part.study.axes if "batch_size" in axis.label), None)
-        for each in contrasts(part.study, axis) if axis is not None else ():
-            made.append(_contrast_row(str(part.study.cells[0].factors["model.name"]), each))
+    found = [
+        _contrast_row(str(part.study.cells[0].factors["model.name"]), each)
+        for part in map(told.part, told.study.parts)
+        for axis in part.study.axes
+        if "batch_size" in axis.label
+        for each in contrasts(part.study, axis)
+    ]
+    if found:
+        made += ["", "How many times larger at the large batch (ratio of geometric means):", "",
+                 "| network | measure | times | at equal train loss |", "|---|---|---|---|", *found]  # fmt: skip
     pictures = [
         told.picture(name, _by_batch(told.study, quantity))
         for name, quantity in (("spectral-norm", "riemannian_spectral_norm"), ("plain-norm", "hessian_spectral_norm"))
@@ -211,28 +216,11 @@ def rangamani(told: Told) -> list[str]:
     return [*made, "", *_side_by_side(*pictures)]
 
 
-def dinh_attack(told: Told) -> list[str]:
-    section = attack_section(told.study)
-    if section is None:
-        return []
-    drawing = section.drawings[0]
-    change = max(attack.output_change for cell in told.study.measured for attack in cell.attacks)
-    rows = [list(row) for row in drawing.table.texts()]
-    return [
-        f"The outputs changed by {significant(change, 2)} of the largest at most.",
-        "",
-        *_markdown(Numbers(drawing.table.columns, tuple(tuple(row) for row in rows))),
-        "",
-        told.picture("attack", drawing),
-    ]
-
-
 TELLERS: Mapping[str, Callable[[Told], list[str]]] = {
     "petzka-mnist": petzka_mnist,
     "petzka-cifar10": petzka_cifar10,
     "tsuzuku-mnist": tsuzuku,
     "rangamani-mnist": rangamani,
-    "dinh-attack": dinh_attack,
 }
 
 
@@ -240,13 +228,14 @@ TELLERS: Mapping[str, Callable[[Told], list[str]]] = {
 
 
 def _correlations(told: Told, rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    made = [
-        "| measure | r in the paper | r here | r here after rescaling | Kendall's τ here |",
-        "|---|---|---|---|---|",
-    ]
+    columns = ("measure", "r in the paper", "r here", "after rescaling", "given the train loss", "Kendall's τ here")
+    made = [f"| {' | '.join(columns)} |", "|---|---|---|---|---|---|"]
     for words, paper, quantity in rows:
-        after = _text(told.r(quantity, rescaled=True))
-        made.append(f"| {words} | {paper} | {_bold(told.r(quantity))} | {after} | {_text(told.tau(quantity))} |")
+        row = told.found.row(quantity, told.study.gap)
+        given = Estimate() if row is None else row.partial_pearson
+        after = told.r(quantity, rescaled=True)
+        numbers = (_bold(told.r(quantity)), *map(_text, (after, given, told.tau(quantity))))
+        made.append(f"| {words} | {paper} | {' | '.join(numbers)} |")
     return made
 
 
@@ -265,7 +254,7 @@ def _times(found: Estimate) -> str:
 def _along_noise(study: Study, quantity: str) -> Drawing:
     shares = sorted({float(cell.factors["data.label_noise"]) for cell in study.cells})
     found = _levels(study, quantity, lambda cell: shares.index(float(cell.factors["data.label_noise"])))
-    label = NAMES[quantity]
+    label = NAMES[quantity].partition(",")[0]
     texts = [f"{share:g}" for share in shares]
     return lines(ByLevel(texts, found), title=f"{label} and random labels", label=label,
                  factor="share of random labels", places=shares)  # fmt: skip
@@ -306,8 +295,12 @@ def _share(cell: Cell) -> str:
     )
 
 
+def _batch(cell: Cell) -> str:
+    return f"batch {cell.factors['training.batch_size']}"
+
+
 def _by_number(text: str) -> float:
-    found = re.match(r"[\d.]+", text)
+    found = re.search(r"[\d.]+", text)
     return float(found[0]) if found else -1.0
 
 
