@@ -63,5 +63,8 @@ def _diagonal(subject: Subject, task: Task) -> Answer:
     evidence = evidence_for(subject, task.measures, task.accuracy)
     found = dict(evidence.statistics.diagonal)
     return Answer(
-        found, "what measure(…, measures=['normalized_sharpness']) is computed from", None, vars(evidence.problem.work).copy()
+        found,
+        "what measure(…, measures=['normalized_sharpness']) is computed from",
+        None,
+        vars(evidence.problem.work).copy(),
     )
