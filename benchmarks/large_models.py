@@ -1,6 +1,6 @@
 """The default set of measures on models of the size people fine-tune, with the memory it takes.
 
-python benchmarks/large_models.py gpt2 | resnet50 [--probes 8] [--out FILE.json]
+python benchmarks/large_models.py gpt2 | resnet50 [--probes 8] [--measures A,B] [--out FILE.json]
 
 Random weights and a handful of samples: what is shown is that it runs, within which memory and in what time. GPT-2 needs
 `pip install spiritlevel[transformers]`.
@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("model", choices=["gpt2", "resnet50"])
     parser.add_argument("--probes", type=int, default=8)
     parser.add_argument("--tolerance", type=float, default=1e-2)
+    parser.add_argument("--measures", help="names separated by commas; the default set without")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     torch.manual_seed(0)
@@ -103,7 +104,15 @@ def main() -> None:
             f"{stages[name]['seconds']:8.0f} s  {peak_gigabytes():6.2f} GB  {passes:6.0f} passes  {stage}", flush=True
         )
 
-    report = sl.measure(model, data, loss, most_probes=asked.probes, tolerance=asked.tolerance, progress=progress)
+    report = sl.measure(
+        model,
+        data,
+        loss,
+        measures=asked.measures.split(",") if asked.measures else None,
+        most_probes=asked.probes,
+        tolerance=asked.tolerance,
+        progress=progress,
+    )
     print(report)
     found = {
         "model": asked.model,
