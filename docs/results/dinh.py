@@ -58,7 +58,6 @@ def plane(draw: Callable[[Axes], None], title: str, description: str) -> Drawing
         for mark in [*axes.lines, *axes.texts]:
             mark.remove()
         draw(axes)
-        drawing.figure.set_size_inches(4.2, 3.9)
         axes.set(xlabel="θ₁", ylabel="θ₂", xlim=(0.02, SIZE), ylim=(0.02, SIZE))
     return replace(drawing, description=description)
 

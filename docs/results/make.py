@@ -82,8 +82,11 @@ class Told:
         }
         return self.picture(name, ranking(series, title="Before and after random rescaling", label="Pearson's r"))
 
-    def part(self, name: str) -> Told:
-        return Told(self.study.parts[name], self.found.parts[name], self.folder)
+    @property
+    def parts(self) -> list[Told]:
+        """Network by network; a study of one network is its own part."""
+        found = [Told(part, self.found.parts[name], self.folder) for name, part in self.study.parts.items()]
+        return found or [self]
 
 
 # --- the studies ---------------------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ def petzka_cifar10(told: Told) -> list[str]:
 def tsuzuku(told: Told) -> list[str]:
     measures = (NORMALIZED, MATRIX, "normalized_sharpness", "hessian_trace")
     made: list[str] = []
-    for part in map(told.part, told.study.parts):
+    for part in told.parts:
         model = str(part.study.cells[0].factors["model.name"])
         kind = model.partition(":")[0]
         reached = [cell.trained("train_accuracy") for cell in part.study.measured]
@@ -185,7 +188,7 @@ def tsuzuku(told: Told) -> list[str]:
 def rangamani(told: Told) -> list[str]:
     made = ["| network | batch | networks | test accuracy | train loss | Riemannian spectral norm | plain norm |",
             "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for part in map(told.part, told.study.parts):
+    for part in told.parts:
         for batch in sorted({cell.factors["training.batch_size"] for cell in part.study.cells}):
             cells = [cell for cell in part.study.measured if cell.factors["training.batch_size"] == batch]
             names = ("riemannian_spectral_norm", "hessian_spectral_norm")
@@ -201,7 +204,7 @@ def rangamani(told: Told) -> list[str]:
             made.append(f"| {' | '.join(entries)} |")
     found = [
         _contrast_row(str(part.study.cells[0].factors["model.name"]), each)
-        for part in map(told.part, told.study.parts)
+        for part in told.parts
         for axis in part.study.axes
         if "batch_size" in axis.label
         for each in contrasts(part.study, axis)
