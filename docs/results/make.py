@@ -20,7 +20,7 @@ from spiritlevel.report.numbers import Numbers, seconds_text, significant
 from spiritlevel.report.study import GAP_LABELS, made_section
 from spiritlevel.report.study_figures import ByLevel, boxes, gap_scatter, interval_text, lines, ranking
 from spiritlevel.result import write_whole
-from spiritlevel.study.correlate import Answers, Contrast, Estimate, answers, contrasts, correlations_csv
+from spiritlevel.study.correlate import FEWEST, Answers, Contrast, Estimate, answers, contrasts, correlations_csv
 from spiritlevel.study.results import Cell, Study, read_study, results_csv
 
 PAGE = Path(__file__).resolve().parents[1] / "results.md"
@@ -376,7 +376,9 @@ def make(folder: Path, page: Path = PAGE) -> None:
     told = Told(study, found, page.with_suffix("") / study.name)
     write_whole(told.folder / "results.csv", short(results_csv(study)))
     write_whole(told.folder / "correlations.csv", short(correlations_csv(found, study)))
-    body = "\n".join([*_made(told), *TELLERS[study.name](told)]) if study.measured else "No network is measured yet."
+    # Correlations of fewer networks have no interval and say nothing.
+    rest = TELLERS[study.name](told) if len(study.measured) >= FEWEST else ["Too few networks for tables and figures."]
+    body = "\n".join([*_made(told), *rest])
     begin, end = f"<!-- begin {study.name} -->\n", f"\n<!-- end {study.name} -->"
     before, found_begin, rest = page.read_text(encoding="utf-8").partition(begin)
     _, found_end, after = rest.partition(end)
