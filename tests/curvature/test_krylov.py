@@ -1,5 +1,8 @@
 """Eigenpairs that start from part of the data: the right ones, with few products, also when the part misleads."""
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +10,9 @@ from torch import nn
 import spiritlevel as sl
 from dense_oracle import dense
 from spiritlevel.curvature import krylov
-from spiritlevel.curvature.hessian import spread_tenth
+from spiritlevel.curvature.hessian import HessianProducts, spread_tenth
+from spiritlevel.curvature.lanczos import Lanczos
+from spiritlevel.problem import Problem
 
 OPERATORS = ["hessian_spectral_norm", "riemannian_spectral_norm", "riemannian_nodewise_spectral_norm"]
 
@@ -65,3 +70,31 @@ def test_processes_take_turns_where_their_bases_do_not_fit(monkeypatch) -> None:
     assert krylov._turns([10, 10, 10]) == [[0, 1, 2]]
     monkeypatch.setattr(krylov, "BASIS_BUDGET", krylov.FEWEST_VECTORS * 25)
     assert krylov._turns([10, 10, 10, 30, 5]) == [[0, 1], [2], [3], [4]]
+
+
+def test_the_bases_of_one_turn_are_gone_in_the_next(monkeypatch) -> None:
+    model, (x, y) = sorted_by_class(300)
+    products = HessianProducts(Problem(model, "cross_entropy", (x, y)))
+    size = products.flat.size
+    monkeypatch.setattr(krylov, "BASIS_BUDGET", 11 * 8 * size)
+    alive: weakref.WeakSet[Lanczos] = weakref.WeakSet()
+    most = []
+
+    class Watched(Lanczos):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            alive.add(self)
+            most.append(len(alive))
+
+    monkeypatch.setattr(krylov, "Lanczos", Watched)
+    start = torch.randn(size, dtype=torch.float64)
+    krylov.scaled_eigenpairs(products, [(lambda: torch.ones(size).double(), "largest")] * 3, start, 1e-3)
+    blocks = {name: torch.randn_like(value).reshape(-1) for name, value in products.problem.parameters.items()}
+    shapes = {name: value.shape for name, value in products.problem.parameters.items()}
+    monkeypatch.setattr(krylov, "BASIS_BUDGET", 1)
+
+    def within(vectors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: products.within([{name: vector}])[0][name] for name, vector in vectors.items()}
+
+    krylov.block_eigenpairs(within, within, shapes, blocks, 1e-3)
+    assert max(most) == 1

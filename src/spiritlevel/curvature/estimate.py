@@ -10,7 +10,7 @@ one vector, which adds the variance of the blocks between them and costs one pro
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -45,16 +45,24 @@ class Probed:
     settled: bool = False
 
     def mean(self) -> Tensor:
-        return self.groups.mean(0, dtype=torch.float64)
+        return mean_of(list(self.groups))
 
     def without(self, group: int) -> Tensor:
         """The mean with one group left out."""
-        return (self.groups.sum(0, dtype=torch.float64) - self.groups[group]) / (len(self.groups) - 1)
+        return mean_of([each for index, each in enumerate(self.groups) if index != group])
 
     def total_error(self) -> float:
         """Standard error of the sum over all entries."""
-        totals = self.groups.reshape(len(self.groups), -1).sum(1, dtype=torch.float64)
+        totals = torch.stack([group.sum(dtype=torch.float64) for group in self.groups])
         return few_groups_factor(len(totals)) * float(totals.std(correction=1) / len(totals) ** 0.5)
+
+
+def mean_of(arrays: Sequence[Tensor]) -> Tensor:
+    """Their mean in double precision, one after the other: all at once would be copied, and each may be a whole layer."""
+    total = arrays[0].to(torch.float64, copy=True)
+    for array in arrays[1:]:
+        total += array
+    return total.div_(len(arrays))
 
 
 @dataclass

@@ -20,6 +20,7 @@ from spiritlevel.batches import Batch
 from spiritlevel.checks import refuse_nonfinite_loss
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem import Parameters, Problem, counting_saved_bytes, gradients_of
+from spiritlevel.ranks import Ranks
 
 Method = Literal["kept graph", "jvp of the gradient", "central differences"]
 Objective = Callable[[Problem, Parameters, Batch], Tensor]
@@ -75,6 +76,26 @@ class _Kept:
     gradient: list[Tensor]
     weight: float
     value: float
+
+
+class _Sum:
+    """The mean of images over chunks, in double precision; one chunk that is all of the data is taken as it is."""
+
+    def __init__(self, like: Tensor, ranks: Ranks) -> None:
+        self._like, self._alone = like, ranks.size == 1
+        self._total: Tensor | None = None
+
+    def add(self, image: Tensor, weight: float) -> None:
+        """Add weight · image. The image may be the very vector it is an image of, as it is where H is the identity."""
+        if self._total is None and self._alone and weight == 1:
+            self._total = image.clone() if image.data_ptr() == self._like.data_ptr() else image
+        else:
+            self._total = self.value().add_(image, alpha=weight)
+
+    def value(self) -> Tensor:
+        if self._total is None:
+            self._total = torch.zeros_like(self._like, dtype=torch.float64)
+        return self._total
 
 
 class HessianProducts:
@@ -142,33 +163,31 @@ class HessianProducts:
         return spread_tenth(self._kept, self._weight)
 
     def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
-        sums = [torch.zeros_like(vector, dtype=torch.float64) for vector in vectors]
+        sums = [_Sum(vector, self.problem.ranks) for vector in vectors]
         parts = [self.flat.split(vector) for vector in vectors]
         with self.problem.undisturbed():
             for chunk in chunks:
                 for total, part in zip(sums, parts, strict=True):
-                    total.add_(self.flat.join(self._chunk_product(chunk, part)), alpha=chunk[1])
-        self.problem.ranks.sum_(sums)
-        return [total.to(vector.dtype) for total, vector in zip(sums, vectors, strict=True)]
+                    total.add(self.flat.join(self._chunk_product(chunk, part)), chunk[1])
+        self.problem.ranks.sum_([total.value() for total in sums])
+        return [total.value().to(vector.dtype) for total, vector in zip(sums, vectors, strict=True)]
 
     def within(self, requests: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
         """H_SS v for every request, a vector on a set S of parameters, all in one pass over the data.
 
         With a single parameter this is its diagonal block.
         """
-        sums = [
-            {name: torch.zeros_like(vector, dtype=torch.float64) for name, vector in request.items()}
-            for request in requests
-        ]
+        ranks = self.problem.ranks
+        sums = [{name: _Sum(vector, ranks) for name, vector in request.items()} for request in requests]
         with self.problem.undisturbed():
             for chunk in self._chunks():
                 for total, request in zip(sums, requests, strict=True):
                     for name, image in self._restricted_product(chunk, request).items():
-                        total[name].add_(image, alpha=chunk[1])
-        self.problem.ranks.sum_([part for total in sums for part in total.values()])
+                        total[name].add(image, chunk[1])
+        ranks.sum_([part.value() for total in sums for part in total.values()])
         self.problem.work.add(passes=1, products=len(requests))
         dtype = self.problem.dtype
-        return [{name: part.to(dtype) for name, part in total.items()} for total in sums]
+        return [{name: part.value().to(dtype) for name, part in total.items()} for total in sums]
 
     # --- one chunk -----------------------------------------------------------------------------------------------
 

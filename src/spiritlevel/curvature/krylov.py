@@ -37,21 +37,32 @@ def scaled_eigenpairs(
     size = start.numel() * products.problem.parameters_like().element_size()
     turns = _turns([size] * len(wanted))
     for turn in turns:
-        vectors = _vectors(size * len(turn))
-        processes = []
-        for scaling, end in (wanted[index] for index in turn):
-            scale = scaling()
-            first = start.to(scale) * (scale > 0)
-            if part and bool(first.any()):
-                first = _from_part(lambda v, s=scale: s * products.on_part([s * v])[0], first, end, vectors)  # type: ignore[misc]
-            processes.append((_process(first, end, tolerance, part, vectors), scale))
-        while active := [(process, scale) for process, scale in processes if not process.done]:
-            images = products([scale * process.request for process, scale in active])
-            for (process, scale), image in zip(active, images, strict=True):
-                process.advance(scale * image)
-        pairs = [finished(process) for process, _ in processes]
+        pairs = _scaled_in_step(products, [wanted[index] for index in turn], start, tolerance, part)
         found += pairs if len(turns) == 1 else [pair.alone() for pair in pairs]  # where memory is short
     return found
+
+
+def _scaled_in_step(
+    products: HessianProducts,
+    wanted: Sequence[tuple[Callable[[], Tensor], End]],
+    start: Tensor,
+    tolerance: float,
+    part: bool,
+) -> list[Eigenpair]:
+    """The eigenpairs of one turn. Its bases are gone when it returns, before the next turn asks for its own."""
+    vectors = _vectors(start.numel() * products.problem.parameters_like().element_size() * len(wanted))
+    processes = []
+    for scaling, end in wanted:
+        scale = scaling()
+        first = start.to(scale) * (scale > 0)
+        if part and bool(first.any()):
+            first = _from_part(lambda v, s=scale: s * products.on_part([s * v])[0], first, end, vectors)  # type: ignore[misc]
+        processes.append((_process(first, end, tolerance, part, vectors), scale))
+    while active := [(process, scale) for process, scale in processes if not process.done]:
+        images = products([scale * process.request for process, scale in active])
+        for (process, scale), image in zip(active, images, strict=True):
+            process.advance(scale * image)
+    return [finished(process) for process, _ in processes]
 
 
 def block_eigenpairs(
@@ -66,21 +77,34 @@ def block_eigenpairs(
     names = list(start)
     sizes = [start[name].numel() * start[name].element_size() for name in names]
     for turn in _turns(sizes):
-        vectors = _vectors(sum(sizes[index] for index in turn))
-        firsts = {names[index]: start[names[index]] for index in turn}
-        if part is not None:
-            warm = {
-                name: _process(vector, "largest", PART_TOLERANCE, part=False, vectors=vectors)
-                for name, vector in firsts.items()
-            }
-            _in_step(warm, part, shapes)
-            firsts = {name: _mixed(finished(process), start[name]) for name, process in warm.items()}
-        processes = {
-            name: _process(vector, "largest", tolerance, part is not None, vectors) for name, vector in firsts.items()
-        }
-        _in_step(processes, products, shapes)
-        found |= {name: finished(process).alone() for name, process in processes.items()}
+        starts = {names[index]: start[names[index]] for index in turn}
+        found |= _blocks_in_step(products, part, shapes, starts, tolerance)
     return found
+
+
+def _blocks_in_step(
+    products: Products,
+    part: Products | None,
+    shapes: Mapping[str, torch.Size],
+    start: Mapping[str, Tensor],
+    tolerance: float,
+) -> dict[str, Eigenpair]:
+    """The blocks of one turn, whose bases are gone when it returns."""
+    vectors = _vectors(sum(vector.numel() * vector.element_size() for vector in start.values()))
+    firsts = dict(start)
+    if part is not None:
+        warm = {
+            name: _process(vector, "largest", PART_TOLERANCE, part=False, vectors=vectors)
+            for name, vector in firsts.items()
+        }
+        _in_step(warm, part, shapes)
+        firsts = {name: _mixed(finished(process), start[name]) for name, process in warm.items()}
+        del warm
+    processes = {
+        name: _process(vector, "largest", tolerance, part is not None, vectors) for name, vector in firsts.items()
+    }
+    _in_step(processes, products, shapes)
+    return {name: finished(process).alone() for name, process in processes.items()}
 
 
 def _turns(sizes: Sequence[int]) -> list[list[int]]:

@@ -20,6 +20,8 @@ End = Literal["largest", "smallest", "magnitude"]
 # some more for a missing vector to come up.
 HELD = 3
 FEWEST = 12
+# Entries of the basis vectors that a restart turns at a time.
+PART = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -204,9 +206,10 @@ class Lanczos:
         keep = max(2, self._limit // 2)
         ends = list(range(keep // 2)) + list(range(len(values) - (keep - keep // 2), len(values)))
         order = torch.tensor(sorted(set(ends)))
-        kept = vectors[:, order].to(self._basis).mT @ self._basis[: self._size]
+        rotation = vectors[:, order].to(self._basis).mT
+        for part in torch.split(self._basis, PART, dim=1):  # in place: the kept ones at once would be half a basis more
+            part[: len(order)] = rotation @ part[: self._size]
         self._size = len(order)
-        self._basis[: self._size] = kept
         self._matrix = torch.diag(values[order])
 
     def _finish_zero(self, start: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy, examine
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
-from spiritlevel.curvature.estimate import Estimates, few_groups_factor, probe
+from spiritlevel.curvature.estimate import Estimates, few_groups_factor, mean_of, probe
 from spiritlevel.curvature.hessian import HessianProducts, loss_objective, remainder_objective
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair
@@ -119,7 +119,7 @@ class Evidence:
     @cached_property
     def statistics(self) -> Statistics:
         """The best values: exact parts plus the mean of what was estimated."""
-        return self._combine(lambda draws: torch.stack(draws).mean(0), lambda probed: probed.mean())
+        return self._combine(mean_of, lambda probed: probed.mean())
 
     def leaving_one_out(self) -> Iterator[Statistics]:
         """The statistics with one group of probes left out, for every group; none where nothing was estimated.
@@ -304,7 +304,7 @@ def _without(draws: list[Tensor], group: int) -> Tensor:
     """The mean with one group of draws left out, or the exact array where there is only one."""
     if len(draws) == 1:
         return draws[0]
-    return torch.stack([draw for index, draw in enumerate(draws) if index != group]).mean(0)
+    return mean_of([draw for index, draw in enumerate(draws) if index != group])
 
 
 def _fisher_by_sample(problem: Problem, names: list[str]) -> dict[str, Tensor]:
