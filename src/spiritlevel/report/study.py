@@ -510,15 +510,23 @@ def training_section(study: Study) -> Section | None:
     drawings = []
     for column, label, logarithmic in (("train_loss", "train loss", True), ("test_accuracy", "test accuracy", False)):
         found = {
-            cell.hash: (group.get(cell.hash, cell.status), curve.get("epoch", range(len(curve[column]))), curve[column])
+            cell.hash: (group.get(cell.hash, cell.status), *points)
             for cell in trained
-            if column in (curve := curves[cell.hash]) and any(map(math.isfinite, curve[column]))
+            if (points := _recorded(curves[cell.hash], column))
         }
         if found:
             title = f"{label.capitalize()} along training"
             order = [*grouping.order, *{group for group, _, _ in found.values()}.difference(grouping.order)]
             drawings.append(training_curves(found, order, title=title, label=label, logarithmic=logarithmic))
     return Section("training", "Training", (), tuple(drawings)) if drawings else None
+
+
+def _recorded(curve: Mapping[str, Sequence[float]], column: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Epochs and values of one column of a training curve, where it was recorded and is finite."""
+    line = curve.get(column, ())
+    epochs = curve.get("epoch", range(1, len(line) + 1))
+    points = [(epoch, value) for epoch, value in zip(epochs, line, strict=True) if math.isfinite(value)]
+    return (tuple(epoch for epoch, _ in points), tuple(value for _, value in points)) if points else None
 
 
 def made_section(study: Study, found: Answers) -> Section:

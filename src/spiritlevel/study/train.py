@@ -26,9 +26,9 @@ from spiritlevel.study.models.dense import FullyConnected
 
 # Samples in one forward pass where nothing is learned: large enough for speed, small enough for any network.
 CHUNK = 1000
-# Measured: four to eight fully connected networks gain from training together while weights × batch size is below this.
-LARGEST_SHARED_STEP = 8_000_000
-FEWEST_SHARED, MOST_SHARED = 4, 8
+# Measured: six to sixteen fully connected networks gain from training together while weights × batch size is below this.
+LARGEST_SHARED_STEP = 6_000_000
+FEWEST_SHARED, MOST_SHARED = 6, 16
 # Channels of a convolution up to which it gains from kernels with channels last.
 THIN = 32
 # Of Adam, as torch and the papers have them.
@@ -50,13 +50,16 @@ class Samples:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One row of a training curve, measured over whole data sets after the epoch."""
+    """One row of a training curve, measured over whole data sets after the epoch.
+
+    The test data decide nothing on the way, so where they are many they are not looked at after every epoch.
+    """
 
     epoch: int
     train_loss: float
     train_accuracy: float
-    test_loss: float
-    test_accuracy: float
+    test_loss: float | None
+    test_accuracy: float | None
     learning_rate: float
 
 
@@ -185,7 +188,7 @@ class _Run:
         self.y = noisy_labels(samples.train.y, samples.train.classes, config.data.label_noise, config.seed)
         self.generator = torch.Generator().manual_seed(seed_for(config.seed, "batches"))
         self.curve: list[Epoch] = []
-        self.steps = 0
+        self.steps = self.tested_at = 0
         self.started = time.perf_counter()
         self.seconds = 0.0
         self.stop_reason = "epochs"
@@ -199,7 +202,6 @@ class _Run:
         """Measure the network after an epoch; whether its training ends here."""
         self.model.eval()
         loss, accuracy = evaluate(self.model, self.x, self.y)
-        self.curve.append(Epoch(epoch, loss, accuracy, *evaluate(self.model, self.test.x, self.test.y), rate))
         stop = self.training.stop
         if stop is not None and stop.gradient_norm is not None:
             self.gradient_norm = gradient_norm(self.model, self.x, self.y)
@@ -207,8 +209,18 @@ class _Run:
             self.stop_reason = "diverged"
         elif stop is not None and stop.holds(loss, accuracy, self.gradient_norm):
             self.stop_reason = "stop rule"
+        ends = self.stop_reason != "epochs" or epoch == self.training.epochs
+        test_loss, test_accuracy = self._on_test_data(epoch, ends)
+        self.curve.append(Epoch(epoch, loss, accuracy, test_loss, test_accuracy, rate))
         self.seconds = time.perf_counter() - self.started
-        return self.stop_reason != "epochs" or epoch == self.training.epochs
+        return ends
+
+    def _on_test_data(self, epoch: int, ends: bool) -> tuple[float, float] | tuple[None, None]:
+        """Loss and accuracy on the test data, at the end and whenever as many samples were trained on as they are."""
+        if not ends and (epoch - self.tested_at) * len(self.x) < len(self.test.x):
+            return None, None
+        self.tested_at = epoch
+        return evaluate(self.model, self.test.x, self.test.y)
 
     def result(self, ensemble: int) -> Trained:
         """The network as it ended, in eval mode."""
