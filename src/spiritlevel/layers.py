@@ -209,7 +209,7 @@ class ParameterMode(TorchFunctionMode, ABC):
             return None
         settings = {key: value for key, value in zip(names[3:], rest, strict=True) if value is not None}
         groups = int(settings.pop("groups", 1))
-        sizes = {key: value if isinstance(value, str) else _tuple(value, dims) for key, value in settings.items()}
+        sizes = {key: value if isinstance(value, str) else repeated(value, dims) for key, value in settings.items()}
         kind = "transposed convolution" if transposed else "convolution"
         layer = Layer(parameter, groups=groups, transposed=transposed)
         return LinearMap(
@@ -254,7 +254,8 @@ def bound_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mappi
     return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
 
 
-def _tuple(value: Any, dims: int) -> tuple[int, ...]:
+def repeated(value: Any, dims: int) -> tuple[int, ...]:
+    """A setting for each of the dimensions, given once or for each."""
     return (
         (int(value),) * dims if isinstance(value, int) else tuple(int(entry) for entry in value) * (dims // len(value))
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from spiritlevel.batches import Batch
 from spiritlevel.checks import refuse_nonfinite_loss
+from spiritlevel.curvature.convolutions import CheapConvolutions
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem import Parameters, Problem, counting_saved_bytes, gradients_of
 from spiritlevel.ranks import Ranks
@@ -263,7 +264,7 @@ class HessianProducts:
 
     def _graph(self, chunk: Batch, weight: float) -> _Kept:
         leaves = self.problem.leaves()
-        with torch.enable_grad():
+        with torch.enable_grad(), CheapConvolutions():
             value = self.objective(self.problem, leaves, chunk)
             found = list(leaves.values())
             return _Kept(found, gradients_of(value, found, create_graph=True), weight, float(value.detach()))
@@ -376,7 +377,7 @@ class HessianProducts:
 
     def _graph_product(self, point: Parameters, batch: Batch, direction: list[Tensor]) -> list[Tensor]:
         leaves = {name: value.detach().requires_grad_() for name, value in point.items()}
-        with torch.enable_grad():
+        with torch.enable_grad(), CheapConvolutions():
             value = self.objective(self.problem, leaves, batch)
             found = list(leaves.values())
             return _pull_back(gradients_of(value, found, create_graph=True), found, direction)

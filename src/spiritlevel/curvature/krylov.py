@@ -37,8 +37,8 @@ def scaled_eigenpairs(
     size = start.numel() * products.problem.parameters_like().element_size()
     turns = _turns([size] * len(wanted))
     for turn in turns:
-        pairs = _scaled_in_step(products, [wanted[index] for index in turn], start, tolerance, part)
-        found += pairs if len(turns) == 1 else [pair.alone() for pair in pairs]  # where memory is short
+        further = 3 if len(turns) == 1 else 0  # none where memory is short
+        found += _scaled_in_step(products, [wanted[index] for index in turn], start, tolerance, part, further)
     return found
 
 
@@ -48,6 +48,7 @@ def _scaled_in_step(
     start: Tensor,
     tolerance: float,
     part: bool,
+    further: int,
 ) -> list[Eigenpair]:
     """The eigenpairs of one turn. Its bases are gone when it returns, before the next turn asks for its own."""
     vectors = _vectors(start.numel() * products.problem.parameters_like().element_size() * len(wanted))
@@ -57,11 +58,12 @@ def _scaled_in_step(
         first = start.to(scale) * (scale > 0)
         if part and bool(first.any()):
             first = _from_part(lambda v, s=scale: s * products.on_part([s * v])[0], first, end, vectors)  # type: ignore[misc]
-        processes.append((_process(first, end, tolerance, part, vectors), scale))
+        processes.append((_process(first, end, tolerance, part, vectors, further), scale))
+        del first  # as large as the model
     while active := [(process, scale) for process, scale in processes if not process.done]:
         images = products([scale * process.request for process, scale in active])
-        for (process, scale), image in zip(active, images, strict=True):
-            process.advance(scale * image)
+        for process, scale in active:
+            process.advance(scale * images.pop(0))
     return [finished(process) for process, _ in processes]
 
 
@@ -94,17 +96,18 @@ def _blocks_in_step(
     firsts = dict(start)
     if part is not None:
         warm = {
-            name: _process(vector, "largest", PART_TOLERANCE, part=False, vectors=vectors)
+            name: _process(vector, "largest", PART_TOLERANCE, part=False, vectors=vectors, further=3)
             for name, vector in firsts.items()
         }
         _in_step(warm, part, shapes)
         firsts = {name: _mixed(finished(process), start[name]) for name, process in warm.items()}
         del warm
     processes = {
-        name: _process(vector, "largest", tolerance, part is not None, vectors) for name, vector in firsts.items()
+        name: _process(vector, "largest", tolerance, part is not None, vectors, further=0)
+        for name, vector in firsts.items()
     }
     _in_step(processes, products, shapes)
-    return {name: finished(process).alone() for name, process in processes.items()}
+    return {name: finished(process) for name, process in processes.items()}
 
 
 def _turns(sizes: Sequence[int]) -> list[list[int]]:
@@ -132,7 +135,7 @@ def _in_step(processes: Mapping[str, Lanczos], products: Products, shapes: Mappi
             process.advance(images[name].reshape(-1))
 
 
-def _process(start: Tensor, end: End, tolerance: float, part: bool, vectors: int) -> Lanczos:
+def _process(start: Tensor, end: End, tolerance: float, part: bool, vectors: int, further: int) -> Lanczos:
     return Lanczos(
         start,
         tolerance=tolerance,
@@ -140,6 +143,7 @@ def _process(start: Tensor, end: End, tolerance: float, part: bool, vectors: int
         most_vectors=vectors,
         fewest_products=FEWEST_AFTER_PART if part else FEWEST,
         held=HELD_AFTER_PART if part else HELD,
+        further=further,
     )
 
 

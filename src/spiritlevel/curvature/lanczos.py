@@ -7,7 +7,7 @@ can therefore share every pass over the data; `eigenpair` drives a single one wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -46,10 +46,6 @@ class Eigenpair:
     converged: bool
     products: int
 
-    def alone(self) -> Eigenpair:
-        """The same without the further vectors, which are as large as it."""
-        return replace(self, others=self.others.new_zeros(0, self.others.shape[1]))
-
 
 class Lanczos:
     """Finds one extreme eigenpair of a symmetric operator on vectors like `start`.
@@ -65,6 +61,7 @@ class Lanczos:
         most_vectors: Keep at most this many basis vectors; then restart from the best Ritz vectors.
         fewest_products: Do not stop before this many; fewer are safe from a start that is known to be good.
         held: For how many products in a row the bound must hold.
+        further: How many further Ritz vectors to return, each as large as the eigenvector.
     """
 
     def __init__(
@@ -77,8 +74,10 @@ class Lanczos:
         most_vectors: int = 200,
         fewest_products: int = FEWEST,
         held: int = HELD,
+        further: int = 3,
     ) -> None:
         self.tolerance, self.end, self.most_products, self.held = tolerance, end, most_products, held
+        self.further = further
         self.fewest_products = min(fewest_products, most_products)
         self._limit = max(6, min(most_vectors, start.numel() + 1))
         self._basis = start.new_zeros(min(16, self._limit), start.numel())
@@ -166,13 +165,13 @@ class Lanczos:
         enough = self._held >= self.held and self.products >= self.fewest_products
         if not (enough or exhausted or self.products >= self.most_products):
             return
-        toward = [index - i if index else i for i in range(min(4, len(values)))]
+        toward = [index - i if index else i for i in range(min(1 + self.further, len(values)))]
         ritz = vectors[:, toward].to(self._basis).mT @ self._basis[: self._size]
         error = bound + rounding
         self.result = Eigenpair(
             value=value,
             vector=ritz[0] / ritz[0].norm(),
-            others=ritz[1:],
+            others=ritz[1:].clone(),  # a view would keep the whole of `ritz`
             error=error,
             residual=residual,
             converged=bool(error <= target) or (exhausted and error <= max(target, rounding)),

@@ -1,0 +1,76 @@
+"""Convolutions that are cheap to differentiate twice: torch's numbers, whatever the settings."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from spiritlevel.curvature.convolutions import CheapConvolutions
+from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.problem import Problem
+
+LAYERS = {
+    "plain": (nn.Conv2d(3, 4, 3), (5, 3, 6, 6)),
+    "every setting": (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2), (3, 4, 7, 6)),
+    "without bias": (nn.Conv2d(3, 4, 3, bias=False), (5, 3, 6, 6)),
+    "depthwise": (nn.Conv2d(4, 4, 3, padding=1, groups=4), (2, 4, 5, 5)),
+    "padding by name": (nn.Conv2d(3, 4, 3, padding="same"), (5, 3, 6, 6)),
+    "circular padding": (nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (5, 3, 6, 6)),
+    "one dimension": (nn.Conv1d(2, 3, 3, stride=2, padding=1), (4, 2, 9)),
+    "three dimensions": (nn.Conv3d(2, 3, 2, padding=1), (2, 2, 4, 3, 4)),
+    "without a batch": (nn.Conv2d(3, 4, 3), (3, 6, 6)),
+}
+
+
+def derivatives(layer: nn.Module, x: torch.Tensor, chosen: list[int], *, cheap: bool) -> list[torch.Tensor]:
+    """Second derivatives of a function that bends in the layer's result, along vectors on some of x, W, b."""
+    leaves = [x, *layer.parameters()]
+    mode = CheapConvolutions() if cheap else torch.enable_grad()
+    with mode:
+        gradient = torch.autograd.grad(torch.tanh(layer(x)).pow(2).sum(), leaves, create_graph=True)
+    generator = torch.Generator().manual_seed(0)
+    vectors = [torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) for leaf in leaves]
+    chosen = [index for index in chosen if index < len(leaves)]
+    found = torch.autograd.grad(
+        [gradient[i] for i in chosen], leaves, [vectors[i] for i in chosen], retain_graph=True, allow_unused=True
+    )
+    return [part for part in found if part is not None]
+
+
+@pytest.mark.parametrize("chosen", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_second_derivatives_are_those_of_torch(name: str, chosen: list[int]) -> None:
+    layer, shape = LAYERS[name]
+    if chosen == [2] and layer.bias is None:
+        pytest.skip("there is no bias")
+    layer = layer.double()
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    cheap, plain = (derivatives(layer, x, chosen, cheap=cheap) for cheap in (True, False))
+    assert len(cheap) == len(plain)
+    for one, other in zip(cheap, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_settings_may_be_named() -> None:
+    x = torch.randn(2, 4, 6, 6, requires_grad=True)
+    weight = torch.randn(4, 2, 3, 3, requires_grad=True)
+    with CheapConvolutions():
+        found = F.conv2d(x, weight=weight, stride=2, padding=(1, 0), groups=2)
+    assert type(found.grad_fn).__name__ == "_ConvolutionBackward"
+    torch.testing.assert_close(found, F.conv2d(x, weight=weight, stride=2, padding=(1, 0), groups=2))
+
+
+def test_products_use_them() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)).double()
+    data = (torch.randn(6, 1, 5, 5, dtype=torch.float64), torch.randint(0, 3, (6,)))
+    products = HessianProducts(Problem(model, "cross_entropy", data))
+    products([torch.ones(products.flat.size, dtype=torch.float64)])
+    names, open_nodes = set(), [products._kept[0].gradient[0].grad_fn]
+    while open_nodes:
+        node = open_nodes.pop()
+        if node is not None and node not in names:
+            names.add(node)
+            open_nodes += [parent for parent, _ in node.next_functions]
+    kinds = {type(node).__name__ for node in names}
+    assert any("_Gradients" in kind for kind in kinds)
+    assert "ConvolutionBackwardBackward0" not in kinds
