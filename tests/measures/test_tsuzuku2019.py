@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize
 
 import dense_oracle
-from spiritlevel.measures.tsuzuku2019 import balance
+from spiritlevel.measures.tsuzuku2019 import _held, balance
 
 
 def by_scipy(h, w):
@@ -98,3 +98,31 @@ def test_what_is_left_out_stands_at_infinity():
     assert float(value) == pytest.approx(2 * 3**0.5, rel=1e-14)
     assert x.tolist()[1:] == [float("inf"), -float("inf")]
     assert y.tolist()[1] == float("inf")
+
+
+def _on_a_common_cycle(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The same by reachability: row → column where h > 0, column → row where w > 0, closed by squaring."""
+    rows, columns = h.shape
+    reach = torch.eye(rows + columns)
+    reach[:rows, rows:] += h > 0
+    reach[rows:, :rows] += (w > 0).T
+    for _ in range(rows + columns):
+        reach = ((reach @ reach) > 0).float()
+    both = (reach > 0) & (reach.T > 0)
+    return both[:rows, rows:]
+
+
+@pytest.mark.parametrize("full", ["weights", "curvature", "neither"])
+def test_entries_that_are_held_lie_on_a_common_cycle(full):
+    generator = torch.Generator().manual_seed(3)
+    seen = set()
+    for _ in range(40):
+        h, w = torch.rand(2, 5, 4, generator=generator)
+        if full != "curvature":
+            h = h * (h > 0.75)
+        if full != "weights":
+            w = w * (w > 0.75)
+        expected = _on_a_common_cycle(h, w)
+        assert torch.equal(_held(h, w), expected)
+        seen.add(int(expected.sum()))
+    assert len(seen) > 3  # some, not all

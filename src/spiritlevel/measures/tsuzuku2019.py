@@ -60,8 +60,9 @@ def _held(h: Tensor, w: Tensor) -> Tensor:
     A direction (a, b) along which nothing grows has a_i ≤ −b_j where h_ij > 0 and −b_j ≤ a_i where w_ij > 0. Read these
     as edges of a graph on rows and columns: an entry is held where its row and its column lie on a common cycle.
     """
-    if bool((h > 0).all()) and bool((w > 0).all()):
-        return torch.ones_like(h, dtype=torch.bool)
+    for full, other in ((w > 0, h > 0), (h > 0, w > 0)):
+        if bool(full.all()):  # every row and column with an edge of the other kind then lies on one cycle
+            return other.any(-1, keepdim=True) & other.any(-2, keepdim=True)
     rows, columns = h.shape[-2:]
     size = h.shape[:-2].numel() * (rows + columns)
     upward, downward = (_nodes(array > 0, rows, columns) for array in (h, w))
