@@ -58,15 +58,15 @@ RECIPES = {
     for recipe in (
         Recipe("mlp", "784-300-100-10", "rangamani-fc", (1, 28, 28), 5000, 250, 4, "mnist"),
         Recipe("conv", "conv5×10-conv5×20-320-120-84-10", "rangamani-conv", (1, 28, 28), 1000, 100, 6, "mnist"),
-        Recipe("lenet5", "LeNet5 on 3×32×32", "lenet5", (3, 32, 32), 600, 200, 20, "cifar10"),
+        Recipe("lenet5", "LeNet5 on 3×32×32", "lenet5", (3, 32, 32), 1000, 200, 20, "cifar10"),
         Recipe("resnet20", "ResNet-20, batch norm in eval mode", "resnet20", (3, 32, 32), 500, 50, 4, "cifar10"),
         Recipe(
             "vgg16",
             "VGG16-type at a quarter of its width, no normalization",
             "vgg16",
             (3, 32, 32),
-            100,
-            20,
+            500,
+            50,
             6,
             "cifar10",
             width=0.25,
