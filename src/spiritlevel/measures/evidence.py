@@ -58,6 +58,22 @@ class Statistics:
     fisher: Arrays = field(default_factory=dict)
 
 
+class _InDouble(Mapping[str, Tensor]):
+    """Tensors in double precision, each converted when it is read: all at once would be twice the model."""
+
+    def __init__(self, tensors: Arrays) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name].double()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 class Evidence:
     """Everything measures may ask for. Nothing is computed that no measure needs, and nothing twice."""
 
@@ -132,9 +148,9 @@ class Evidence:
                 lambda probed, group=group: probed.without(group),
             )
 
-    @cached_property
+    @property
     def _weights(self) -> Arrays:
-        return {name: tensor.double() for name, tensor in self.problem.parameters.items()}
+        return _InDouble(self.problem.parameters)
 
     @cached_property
     def sees_samples(self) -> bool:
@@ -171,8 +187,9 @@ class Evidence:
             self._complete_fisher(arrays[FISHER])
         weights = self._weights
         for kind in self._kinds & {DIAGONAL, FISHER}:
-            for name, tensor in weights.items():  # a parameter the outputs never feel has a block of zeros
-                arrays[kind].setdefault(name, torch.zeros_like(tensor))
+            for name in weights:  # a parameter the outputs never feel has a block of zeros
+                if name not in arrays[kind]:
+                    arrays[kind][name] = torch.zeros_like(weights[name])
         if DIAGONAL in self._kinds:
             arrays[TRACE] = {name: diagonal.sum() for name, diagonal in arrays[DIAGONAL].items()}
         for name in weights:

@@ -25,9 +25,11 @@ def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Ten
     >>> float(balance(h, w)[0])  # 2·√(4·9)
     12.0
     """
-    whole, w = h.double().clamp(min=0), w.double()
-    held = _held(whole, w)
-    h, w = whole * held, w * held
+    h, w = h.double().clamp(min=0), w.double()
+    curved_rows, curved_columns = (h > 0).any(-1), (h > 0).any(-2)
+    held = _held(h, w)
+    if not bool(held.all()):
+        h, w = h.mul_(held), w * held
     alive_rows, alive_columns = (h > 0).any(-1), (h > 0).any(-2)
     y = torch.zeros(alive_columns.shape, dtype=torch.float64, device=h.device)
     x = torch.zeros(alive_rows.shape, dtype=torch.float64, device=h.device)
@@ -41,7 +43,7 @@ def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Ten
             value = torch.minimum(value, new)
             break
         value = new
-    return value, _outside(x, alive_rows, whole), _outside(y, alive_columns, whole.mT)
+    return value, _outside(x, alive_rows, curved_rows), _outside(y, alive_columns, curved_columns)
 
 
 def _sums(h: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,20 +82,24 @@ def _nodes(present: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     return first + row, first + rows + column
 
 
-def _outside(x: Tensor, alive: Tensor, h: Tensor) -> Tensor:
+def _outside(x: Tensor, alive: Tensor, curved: Tensor) -> Tensor:
     """Where a row was left out: +inf if it has no curvature, −inf if it has no weight."""
-    infinite = torch.where((h > 0).any(-1), -torch.inf, torch.inf)
-    return torch.where(alive, x, infinite)
+    return torch.where(alive, x, torch.where(curved, -torch.inf, torch.inf))
 
 
 def _normalized(statistics: Statistics) -> Reading:
     """Σ_l min over x, y of (17) at λ = 1/2, kernels summed over their positions first."""
     layers = {}
     for name, layer in statistics.layers.items():
-        h = layer.matrix(statistics.diagonal[name].clamp(min=0)).sum(3)
-        w = layer.matrix(statistics.weights[name].square()).sum(3)
-        layers[name] = float(balance(h, w)[0].sum())
+        h = layer.matrix(statistics.diagonal[name].clamp(min=0))
+        w = layer.matrix(statistics.weights[name].square())
+        layers[name] = float(balance(_over_kernel(h), _over_kernel(w))[0].sum())
     return Reading(sum(layers.values()), layers, notes=_negative(statistics, by_entry=True))
+
+
+def _over_kernel(matrix: Tensor) -> Tensor:
+    """Summed over the positions of a kernel; a dense layer, which may be large, has one and is not copied."""
+    return matrix.squeeze(3) if matrix.shape[3] == 1 else matrix.sum(3)
 
 
 def _matrix_normalized(statistics: Statistics) -> Reading:
