@@ -110,6 +110,22 @@ def test_networks_that_did_not_arrive_are_kept_and_measured_only_if_asked(tiny, 
     assert measured.result()["measures"] is not None
 
 
+def test_a_study_that_requires_less_or_more_judges_the_same_networks_anew(tiny, tmp_path, monkeypatch):
+    rule = "training.stop={train_accuracy=1.0}"
+    excluded = cells(tiny, tmp_path / "out", rule)[0]
+    compute([excluded.cell])
+    assert excluded.result()["training"]["reached"] is False
+    monkeypatch.setattr(worker, "train", lambda *_: pytest.fail("trained again"))
+    less = cells(tiny, tmp_path / "out", rule, "training.require={train_loss=1e9}")[0]
+    assert compute([less.cell]) == DONE
+    assert less.result()["training"]["reached"] is True
+    assert less.result()["measures"] is not None
+    more = cells(tiny, tmp_path / "out", rule, "training.require={train_loss=1e-9}")[0]
+    assert compute([more.cell]) == DONE
+    assert more.result()["training"]["reached"] is False
+    assert more.result()["measures"] is None
+
+
 def test_networks_that_diverged_are_kept_and_not_measured(tiny, tmp_path):
     diverged = cells(tiny, tmp_path / "out", "training.learning_rate=1e30", "measure.measure_excluded=true")[0]
     assert compute([diverged.cell]) == DONE

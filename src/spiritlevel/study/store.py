@@ -40,8 +40,9 @@ def hash_of(config: CellConfig, fingerprint: str) -> str:
 
 
 def training_hash_of(config: CellConfig, fingerprint: str) -> str:
-    """The same for what is trained, whatever is measured of it."""
-    return _digest(config.model_dump(mode="json", exclude={**_ELSEWHERE, "measure": True}), fingerprint)
+    """The same for what is trained, whatever is required and measured of it."""
+    apart = {**_ELSEWHERE, "training": {*_ELSEWHERE["training"], "require"}, "measure": True}
+    return _digest(config.model_dump(mode="json", exclude=apart), fingerprint)
 
 
 _ELSEWHERE: dict[str, Any] = {"data": {"folder"}, "training": {"ensemble"}}
@@ -199,9 +200,10 @@ class StudyFolder:
         for folder, cell in zip(folders, study.cells(), strict=True):
             if folder.done:
                 continue
-            described = _described(folder.hash, cell, fingerprints[folder.hash])
-            write_json(folder.cell, described)
-            if folder.training() is None and (other := trained.get(described["training_hash"])) is not None:
+            fingerprint = fingerprints[folder.hash]
+            write_json(folder.cell, _described(folder.hash, cell, fingerprint))
+            other = trained.get(training_hash_of(cell.config, fingerprint))
+            if folder.training() is None and other is not None:
                 folder.adopt(other)
         cells = [
             {"hash": folder.hash, "factors": cell.factors, "seed": cell.seed}
@@ -211,9 +213,14 @@ class StudyFolder:
         return folders
 
     def _trainings(self) -> dict[str, CellFolder]:
-        """Complete trainings by what was trained: a study that measures something else need not train again."""
+        """Complete trainings by what was trained: a study that requires or measures something else need not train again."""
         folders = (CellFolder(path.parent) for path in sorted(self.path.glob("cells/*/training.json")))
-        return {folder.settings()["training_hash"]: folder for folder in folders}
+        return {_trained_in(folder): folder for folder in folders}
+
+
+def _trained_in(folder: CellFolder) -> str:
+    settings = folder.settings()
+    return training_hash_of(CellConfig.model_validate(settings["config"]), settings["fingerprint"])
 
 
 def _described(name: str, cell: Cell, fingerprint: str) -> dict[str, Any]:
@@ -223,7 +230,6 @@ def _described(name: str, cell: Cell, fingerprint: str) -> dict[str, Any]:
         "seed": cell.seed,
         "config": cell.config.model_dump(mode="json"),
         "fingerprint": fingerprint,
-        "training_hash": training_hash_of(cell.config, fingerprint),
     }
 
 

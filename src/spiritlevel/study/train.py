@@ -228,12 +228,17 @@ class _Run:
         for parameter in self.model.parameters():
             parameter.grad = None
         norm = gradient_norm(self.model, self.x, self.y)
-        last, rule = self.curve[-1], self.training.require or self.training.stop
-        met = rule is None or rule.holds(last.train_loss, last.train_accuracy, norm)
-        reached = met and self.stop_reason != "diverged"
+        last = self.curve[-1]
+        reached = arrived(self.training, self.stop_reason, last.train_loss, last.train_accuracy, norm)
         return Trained(
             self.model, tuple(self.curve), reached, self.stop_reason, self.steps, self.seconds, norm, ensemble
         )
+
+
+def arrived(training: TrainingSection, stop_reason: str, loss: float, accuracy: float, gradient_norm: float) -> bool:
+    """Whether a network that ended like this is what the study requires."""
+    rule = training.require or training.stop
+    return stop_reason != "diverged" and (rule is None or rule.holds(loss, accuracy, gradient_norm))
 
 
 @torch.no_grad()

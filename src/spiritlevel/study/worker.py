@@ -25,7 +25,7 @@ from spiritlevel.study.checkpoint import load_checkpoint, save_checkpoint
 from spiritlevel.study.config import CellConfig
 from spiritlevel.study.measuring import measure_cell, measured_samples
 from spiritlevel.study.store import CellFolder, locked
-from spiritlevel.study.train import Samples, Trained, build, load_samples, train
+from spiritlevel.study.train import Samples, Trained, arrived, build, load_samples, train
 
 DONE, CRASHED, REFUSED, DISK_FULL, HELD, ORPHANED = 0, 1, 2, 74, 75, 76
 """What a worker leaves with: refused input is not tried again, a cell that another process holds is looked at later."""
@@ -133,8 +133,7 @@ def _described(network: Trained) -> dict[str, Any]:
 
 def _measure(folder: CellFolder, settings: dict[str, Any], config: CellConfig, samples: Samples) -> int:
     with _Failures([folder]) as failures:
-        training = folder.training()
-        assert training is not None
+        training = _judged(folder, config)
         data = measured_samples(config, samples)
         found: dict[str, Any] = {"measures": None, "rescaled": None, "attacks": []}
         wanted = training["reached"] or config.measure.measure_excluded
@@ -159,6 +158,14 @@ def _measure(folder: CellFolder, settings: dict[str, Any], config: CellConfig, s
             }
         )
     return failures.outcome
+
+
+def _judged(folder: CellFolder, config: CellConfig) -> dict[str, Any]:
+    """How training ended, by what this study requires; it may have been trained for another."""
+    training = folder.training()
+    assert training is not None
+    ended = (float(training[key]) for key in ("train_loss", "train_accuracy", "gradient_norm"))
+    return {**training, "reached": arrived(config.training, training["stop_reason"], *ended)}
 
 
 def _environment() -> dict[str, str]:
