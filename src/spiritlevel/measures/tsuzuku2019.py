@@ -11,6 +11,7 @@ from torch import Tensor
 from spiritlevel.measures.evidence import Statistics
 from spiritlevel.measures.record import Measure
 from spiritlevel.measures.values import DIAGONAL, TRACE, Reading, from_statistics
+from spiritlevel.wording import listed
 
 
 def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,9 +115,9 @@ def _matrix_normalized(statistics: Statistics) -> Reading:
 def _negative(statistics: Statistics, by_entry: bool) -> tuple[str, ...]:
     if by_entry:
         names = [name for name in statistics.layers if bool((statistics.diagonal[name] < 0).any())]
-        return (f"negative diagonal entries clipped to 0 in {', '.join(names)}",) if names else ()
+        return (f"negative diagonal entries clipped to 0 in {listed(names)}",) if names else ()
     names = [name for name in statistics.layers if float(statistics.trace[name]) < 0]
-    return (f"negative traces clipped to 0: {', '.join(names)}",) if names else ()
+    return (f"negative traces clipped to 0: {listed(names)}",) if names else ()
 
 
 _matrix_compute, _matrix_needs = from_statistics(_matrix_normalized, frozenset([TRACE]))

@@ -13,6 +13,7 @@ from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, DRAWS, FISHER, R
 from spiritlevel.measures.evidence import Evidence, Statistics, jackknife
 from spiritlevel.measures.record import Measure, Needs, Operator
 from spiritlevel.result import Value
+from spiritlevel.wording import listed
 
 NO_LAYERS = "no trainable parameter serves as the matrix of a linear map, so there are no layers to measure"
 
@@ -115,7 +116,7 @@ def eigenvalue(
 
 def _dropped(evidence: Evidence, operator: Operator) -> tuple[str, ...]:
     blocks = evidence.dropped_blocks() if operator.scaling == "block norms" else ()
-    return (f"blocks of norm zero drop out: {', '.join(blocks)}",) if blocks else ()
+    return (f"blocks of norm zero drop out: {listed(blocks)}",) if blocks else ()
 
 
 def unavailable(measure: Measure, reason: str) -> Value:

@@ -52,6 +52,7 @@ from spiritlevel.study.results import (
     results_csv,
     short_name,
 )
+from spiritlevel.wording import listed
 
 GAP_LABELS: Mapping[str, str] = {
     "gap_accuracy": "train − test accuracy",
@@ -846,6 +847,5 @@ def _distinct(mappings: Sequence[Mapping[str, Any]]) -> Numbers:
     rows = []
     for key in dict.fromkeys(key for mapping in mappings for key in mapping):
         texts = list(dict.fromkeys(factor_text(mapping[key]) for mapping in mappings if key in mapping))
-        told = ", ".join(texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "")
-        rows.append((plain_text(key), plain_text(told)))
+        rows.append((plain_text(key), plain_text(listed(texts))))
     return Numbers(("entry", "value"), tuple(rows))

@@ -26,6 +26,7 @@ from spiritlevel.report.records import (
     known_records,
 )
 from spiritlevel.result import Report, Value
+from spiritlevel.wording import listed
 
 _LETTERS = {"layer": "L", "neuron": "N", "output": "O"}
 # Below this width the error stands under its value, and what a measure survives under how sure it is.
@@ -192,7 +193,7 @@ def _carriers(names: Mapping[str, list[str]], count: int) -> str:
     for name, models in names.items():
         some = ", ".join(models) if len(models) < count else ""
         shown.append(f"{name} ({some})" if name and some else name or some)
-    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+    return listed(shown)
 
 
 def _comparison(reports: Mapping[str, Report], records: Records, width: int) -> Group:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.wording import listed
 
 # Where training scripts put the weights beside optimizer, epoch and the like.
 WRAPPERS = ("state_dict", "model_state_dict", "model")
@@ -118,7 +119,7 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
         for candidate in (content, *(content.get(name) for name in WRAPPERS)):
             if isinstance(candidate, Mapping) and candidate and all(isinstance(v, Tensor) for v in candidate.values()):
                 return {str(name): tensor for name, tensor in candidate.items()}
-    found = f"a dictionary with {_shortened(list(map(str, content)))}" if isinstance(content, Mapping) else ""
+    found = f"a dictionary with {listed(list(map(str, content)), most=12)}" if isinstance(content, Mapping) else ""
     raise SpiritLevelError(
         f"{path} must hold named tensors, on the outside or under one of {', '.join(WRAPPERS)}; "
         f"found {found or type(content).__name__}"
@@ -147,12 +148,7 @@ def _with_tied_names(loaded: dict[str, Tensor], state: Mapping[str, Tensor]) -> 
 
 
 def _section(title: str, entries: list[str]) -> str:
-    return f"\n  {title}: {_shortened(entries)}" if entries else ""
-
-
-def _shortened(entries: list[str], most: int = 12) -> str:
-    more = f" and {len(entries) - most} more" if len(entries) > most else ""
-    return ", ".join(entries[:most]) + more
+    return f"\n  {title}: {listed(entries, most=12)}" if entries else ""
 
 
 def _write_whole(path: Path, content: bytes) -> None:
