@@ -7,6 +7,7 @@ import cases
 import spiritlevel as sl
 from spiritlevel.curvature import kernels, statistics
 from spiritlevel.curvature.anatomy import examine
+from spiritlevel.curvature.estimate import mean_of
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, ROWS, TRACE, TappedChunk, sweep
 
 NAMES = [
@@ -96,3 +97,13 @@ def test_the_trace_of_a_sum_of_measures_comes_with_the_diagonal():
     alone = sl.measure(model, (x, y), measures=["hessian_trace"])["hessian_trace"].value
     together = sl.measure(model, (x, y), measures=["hessian_trace", "normalized_sharpness"])["hessian_trace"].value
     assert alone == pytest.approx(together, rel=1e-12)
+
+
+def test_means_lie_in_memory_as_a_tensor_of_their_shape_does() -> None:
+    """What a sweep adds up may be a transpose; whoever reads a diagonal may flatten it."""
+    draws = [torch.randn(4, 3).T for _ in range(3)]
+    for found in (mean_of(draws), mean_of(draws[:1])):
+        assert found.is_contiguous()
+        assert found.dtype == torch.float64
+    torch.testing.assert_close(mean_of(draws), torch.stack(draws).double().mean(0))
+    assert mean_of(draws[:1]).data_ptr() != draws[0].data_ptr()

@@ -59,7 +59,7 @@ class Probed:
 
 def mean_of(arrays: Sequence[Tensor]) -> Tensor:
     """Their mean in double precision, one after the other: all at once would be copied, and each may be a whole layer."""
-    total = arrays[0].to(torch.float64, copy=True)
+    total = arrays[0].to(torch.float64, copy=True, memory_format=torch.contiguous_format)
     for array in arrays[1:]:
         total += array
     return total.div_(len(arrays))
