@@ -135,15 +135,16 @@ class Evidence:
     @cached_property
     def statistics(self) -> Statistics:
         """The best values: exact parts plus the mean of what was estimated."""
-        return self._combine(mean_of, lambda probed: probed.mean())
+        return self._combine(self._kinds | self.needs.statistics, mean_of, lambda probed: probed.mean())
 
-    def leaving_one_out(self) -> Iterator[Statistics]:
-        """The statistics with one group of probes left out, for every group; none where nothing was estimated.
+    def leaving_one_out(self, kinds: frozenset[str]) -> Iterator[Statistics]:
+        """Statistics of these kinds with one group of probes left out, for every group; none where nothing was estimated.
 
         One after the other: each may be as large as the model.
         """
         for group in range(GROUPS if self.estimated else 0):
             yield self._combine(
+                kinds,
                 lambda draws, group=group: _without(draws, group),  # type: ignore[misc]
                 lambda probed, group=group: probed.without(group),
             )
@@ -172,25 +173,33 @@ class Evidence:
             names |= set(self.anatomy.swept)
         return frozenset(names)
 
-    def _combine(self, draws_mean: Callable[[list[Tensor]], Tensor], probed_mean: Callable[..., Tensor]) -> Statistics:
+    def _combine(
+        self,
+        kinds: frozenset[str],
+        draws_mean: Callable[[list[Tensor]], Tensor],
+        probed_mean: Callable[..., Tensor],
+    ) -> Statistics:
         arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
+        if TRACE in kinds and DIAGONAL in self._kinds:
+            kinds = kinds | {DIAGONAL}
         if self.anatomy.axes:
-            for kind, store in arrays.items():
+            for kind in kinds:
+                store = arrays[kind]
                 for name in getattr(self.swept.groups[0], kind):
                     parts = [getattr(group, kind) for group in self.swept.groups]
                     store[name] = draws_mean([part[name] for part in parts if name in part])
         for kind, found in self._probe().found.items():
-            for name, probed in found.items():
+            for name, probed in found.items() if kind in kinds else ():
                 part = probed_mean(probed)
                 arrays[kind][name] = arrays[kind][name] + part if name in arrays[kind] else part
-        if FISHER in self.needs.statistics and self.sees_samples:
+        if FISHER in kinds and self.sees_samples:
             self._complete_fisher(arrays[FISHER])
         weights = self._weights
-        for kind in self._kinds & {DIAGONAL, FISHER}:
+        for kind in kinds & {DIAGONAL, FISHER}:
             for name in weights:  # a parameter the outputs never feel has a block of zeros
                 if name not in arrays[kind]:
                     arrays[kind][name] = torch.zeros_like(weights[name])
-        if DIAGONAL in self._kinds:
+        if DIAGONAL in kinds:
             arrays[TRACE] = {name: diagonal.sum() for name, diagonal in arrays[DIAGONAL].items()}
         for name in weights:
             arrays[TRACE].setdefault(name, torch.zeros((), dtype=torch.float64))

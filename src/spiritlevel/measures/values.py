@@ -41,7 +41,7 @@ def from_statistics(
         if not (everything or evidence.anatomy.layers):
             return unavailable(measure, NO_LAYERS)
         reading = read(evidence.statistics)
-        left_out = [read(statistics) for statistics in evidence.leaving_one_out()]
+        left_out = [read(statistics) for statistics in evidence.leaving_one_out(kinds)]
         relevant = set(evidence.problem.parameters if everything else evidence.anatomy.layers)
         exact = not (evidence.estimated & relevant) or kinds == frozenset([FISHER])
         error = 0.0 if exact else jackknife(other.value for other in left_out)
