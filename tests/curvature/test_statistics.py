@@ -107,3 +107,22 @@ def test_means_lie_in_memory_as_a_tensor_of_their_shape_does() -> None:
         assert found.dtype == torch.float64
     torch.testing.assert_close(mean_of(draws), torch.stack(draws).double().mean(0))
     assert mean_of(draws[:1]).data_ptr() != draws[0].data_ptr()
+
+
+@pytest.mark.parametrize("size", [4, 20])
+def test_traces_keep_the_digits_of_single_precision(size: int) -> None:
+    """Over hundreds of thousands of terms of one sign, whichever way a layer's trace is added up."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, size, 3),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(size, size, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+    )
+    model = torch.nn.Sequential(model, torch.nn.Linear(size * 16 * 16, 3))
+    data = (torch.rand(64, 1, 20, 20), torch.randint(0, 3, (64,)))
+    single = sl.measure(model, data, measures=["kappa_trace_sum"])["kappa_trace_sum"].layers
+    double = sl.measure(model, data, measures=["kappa_trace_sum"], dtype=torch.float64)["kappa_trace_sum"].layers
+    for name, value in double.items():
+        assert single[name] == pytest.approx(value, rel=1e-6)

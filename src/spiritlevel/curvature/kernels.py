@@ -137,19 +137,19 @@ class Gradients:
     def trace_by_pairs(self, deltas: list[Tensor], shares: Tensor) -> Tensor:
         """Σ c ‖g‖² over samples and columns, without g."""
         groups, a, b = self.weight.shape
-        total = self.weight.new_zeros(())
+        total = self.weight.new_zeros((), dtype=torch.float64)
         sizes = self.positions * groups * (a + 2 * b * len(deltas) + 2 * self.positions) * self.weight.element_size()
         for part in self.blocks(sizes):
             phi, delta = self.left(part), self.right(deltas, part)
             weights = shares[part].repeat_interleave(groups, 0).repeat_interleave(b, 1)
             inner = torch.bmm(delta * weights.unsqueeze(1), delta.mT)
-            total += torch.dot(torch.bmm(phi.mT, phi).flatten(), inner.flatten())
+            total += _inner_product(torch.bmm(phi.mT, phi), inner)
         return total
 
     def trace(self, g: Tensor, shares: Tensor) -> Tensor:
         """Σ c ‖g‖² over samples and columns."""
         if bool((shares == shares[0, 0]).all()):
-            return torch.dot(g.flatten(), g.flatten()) * shares[0, 0]
+            return _inner_product(g, g) * shares[0, 0]
         sums = g.square().sum((1, 3))  # (samples × groups, columns)
         return (sums.reshape(len(shares), -1, shares.shape[1]).sum(1) * shares).sum()
 
@@ -255,3 +255,9 @@ def _merged_tokens(pairs: list[tuple[LinearUse, Tensor]]) -> tuple[Tensor, Tenso
         deltas = deltas * (indices != fixed).unsqueeze(2)
     same = (indices.unsqueeze(1) == indices.unsqueeze(2)).to(deltas.dtype)
     return indices, torch.bmm(same, deltas), 1 / same.sum(2)
+
+
+def _inner_product(first: Tensor, second: Tensor) -> Tensor:
+    """Over all entries. torch.dot would add millions of them one after the other, and lose three digits."""
+    total: Tensor = torch.linalg.vecdot(first.flatten(1), second.flatten(1)).sum(dtype=torch.float64)
+    return total
