@@ -30,19 +30,27 @@ def derivatives(layer: nn.Module, x: torch.Tensor, chosen: list[int], *, cheap: 
         gradient = torch.autograd.grad(torch.tanh(layer(x)).pow(2).sum(), leaves, create_graph=True)
     generator = torch.Generator().manual_seed(0)
     vectors = [torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) for leaf in leaves]
-    chosen = [index for index in chosen if index < len(leaves)]
     found = torch.autograd.grad(
         [gradient[i] for i in chosen], leaves, [vectors[i] for i in chosen], retain_graph=True, allow_unused=True
     )
     return [part for part in found if part is not None]
 
 
-@pytest.mark.parametrize("chosen", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
-@pytest.mark.parametrize("name", LAYERS)
+SETS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        (name, chosen)
+        for name, (layer, _) in LAYERS.items()
+        for chosen in SETS
+        if layer.bias is not None or 2 not in chosen
+    ],
+    ids=str,
+)
 def test_second_derivatives_are_those_of_torch(name: str, chosen: list[int]) -> None:
     layer, shape = LAYERS[name]
-    if chosen == [2] and layer.bias is None:
-        pytest.skip("there is no bias")
     layer = layer.double()
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     cheap, plain = (derivatives(layer, x, chosen, cheap=cheap) for cheap in (True, False))
