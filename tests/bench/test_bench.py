@@ -8,6 +8,7 @@ import torch
 
 from spiritlevel.bench import clock, environment, peers, subjects
 from spiritlevel.bench.__main__ import main
+from spiritlevel.bench.pictures import accuracy, growth
 from spiritlevel.bench.run import CONTESTS, Contest, Settings, _libraries, run
 from spiritlevel.bench.tables import at_accuracy, cell, digits, factor, read_results, targets, write_readme
 from spiritlevel.bench.tasks import TASKS, distance, number
@@ -48,6 +49,38 @@ def test_tables_and_pictures_are_the_same_bytes_again(quick):
     assert set(made) == {"README.md", "accuracy.svg"}
     main(["table", str(folder)])
     assert {name: (folder / name).read_bytes() for name in made} == made
+
+
+def test_ticks_of_growth_are_numbers_as_people_write_them():
+    records = [
+        {
+            "subject": "mlp",
+            "task": "sweep",
+            "varied": varied,
+            "value": value,
+            "parameters": value,
+            "status": "measured",
+            "cost": value / 50,
+        }
+        for varied in ("samples", "width", "classes")
+        for value in (100, 1000, 10000)
+    ]
+    figure = growth(records)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        texts = [label.get_text() for label in axes.get_xticklabels()]
+        assert len(texts) >= 3
+        assert not any("$" in text for text in texts)
+        assert axes.get_xscale() == axes.get_yscale() == "log"
+
+
+@pytest.mark.slow
+def test_ticks_of_accuracy_are_numbers_as_people_write_them(quick):
+    figure = accuracy(read_results(quick[0] / "results"))
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert axes.get_xscale() == axes.get_yscale() == "log"
+        assert not any("$" in label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels()))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from spiritlevel.bench.tables import NAMES, Record, Results, read_results
 from spiritlevel.bench.tasks import TASKS
 from spiritlevel.bench.worker import OURS
 from spiritlevel.report.drawing import DASHES, MARKERS, series_colour, style
+from spiritlevel.report.figures import LogScale
 from spiritlevel.result import write_whole
 
 SHOWN = ("trace", "layer_traces", "diagonal", "lambda_1e-2", "lambda_1e-4", "riemannian", "layer_lambda", "rho")
@@ -40,14 +41,17 @@ def accuracy(results: Results) -> Figure:
     """One panel a task: cost to the right, error downwards, a mark for every library and network."""
     with style():
         figure = Figure(figsize=(9.6, 5.4), layout="constrained")
-        panels = figure.subplots(2, 4, sharex=True, sharey=True).flat
+        panels = list(figure.subplots(2, 4, sharex=True, sharey=True).flat)
+        drawn: list[tuple[float, float]] = []
         for axes, task in zip(panels, SHOWN, strict=True):
             for index, library in enumerate((OURS, *LIBRARIES)):
                 points = [_point(results.record(name, library, task)) for name in results.contests]
                 found = [point for point in points if point is not None]
-                axes.loglog(*_columns(found), **_marks(index), linestyle="none", label=library)
+                axes.plot(*_columns(found), **_marks(index), linestyle="none", label=library)
+                drawn += found
             axes.set_title(TASKS[task].title, fontsize=9)
-            axes.grid(alpha=0.25, lw=0.4)
+        for axes in panels:
+            _logarithmic(axes, *_columns(drawn))
         figure.supxlabel("cost, gradients", fontsize=9)
         figure.supylabel("relative error (standard error of an estimator)", fontsize=9)
         handles, labels = panels[0].get_legend_handles_labels()
@@ -66,22 +70,30 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
     return [point[0] for point in points], [point[1] for point in points]
 
 
+def _logarithmic(axes: Axes, across: Sequence[float], upwards: Sequence[float]) -> None:
+    LogScale.of(across).apply(axes.xaxis, axes)
+    LogScale.of(upwards).apply(axes.yaxis, axes)
+
+
 def growth(records: Sequence[Record]) -> Figure:
     """One panel for what is varied: our cost of three tasks."""
     with style():
         figure = Figure(figsize=(9.6, 3.2), layout="constrained")
         panels = figure.subplots(1, len(VARIED), sharey=True)
+        costs = [record["cost"] for record in records if record["status"] == "measured"]
         for axes, (varied, label) in zip(panels, VARIED.items(), strict=True):
-            _grow(axes, [record for record in records if record["varied"] == varied], varied)
+            places = _grow(axes, [record for record in records if record["varied"] == varied], varied)
+            _logarithmic(axes, places, costs)
             axes.set_xlabel(label)
-            axes.grid(alpha=0.25, lw=0.4)
         panels[0].set_ylabel("cost, gradients")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2)
     return figure
 
 
-def _grow(axes: Axes, records: Sequence[Record], varied: str) -> None:
+def _grow(axes: Axes, records: Sequence[Record], varied: str) -> list[float]:
+    """Draw a line for every subject and task; returns the places that have a point."""
+    drawn: list[float] = []
     for s, subject in enumerate(dict.fromkeys(record["subject"] for record in records)):
         for t, task in enumerate(dict.fromkeys(record["task"] for record in records)):
             mine = [
@@ -92,7 +104,9 @@ def _grow(axes: Axes, records: Sequence[Record], varied: str) -> None:
             places = [record["parameters" if varied == "width" else "value"] for record in mine]
             label = f"{NAMES.get(subject, subject)}: {TASKS[task].title}"
             look = {**_marks(t), "linestyle": DASHES[s]}
-            axes.loglog(places, [record["cost"] for record in mine], **look, label=label)
+            axes.plot(places, [record["cost"] for record in mine], **look, label=label)
+            drawn += places
+    return drawn
 
 
 def _marks(index: int) -> dict[str, Any]:
