@@ -138,11 +138,11 @@ def test_different_lengths():
 def test_numbers_that_are_not_finite_are_located(bad):
     x, y = X.clone(), torch.rand(12, 2)
     x[7, 1] = x[9, 0] = bad
-    refuses((x, Y), "the inputs contain NaN or infinity: first at sample 7 (2 samples in this batch)")
+    refuses((x, Y), "the inputs contain NaN or infinity: first at sample 7 (2 such in this batch)")
     halves = [(x[:5], Y[:5]), (x[5:], Y[5:])]
-    refuses(halves, "the inputs contain NaN or infinity: first at sample 7 (2 samples in this batch)")
+    refuses(halves, "the inputs contain NaN or infinity: first at sample 7 (2 such in this batch)")
     y[3] = bad
-    refuses((X, y), "the targets contain NaN or infinity: first at sample 3 (1 samples in this batch)")
+    refuses((X, y), "the targets contain NaN or infinity: first at sample 3 (1 such in this batch)")
 
 
 def test_large_finite_numbers_are_not_refused():

@@ -233,7 +233,7 @@ def _point_out(leaf: Tensor, before: int, what: str) -> None:
         place = wrong.reshape(len(leaf), -1).any(1).nonzero() if leaf.dim() else torch.zeros(1, 1)
         count = len(place)
         raise SpiritLevelError(
-            f"the {what} contain NaN or infinity: first at sample {before + int(place[0])} ({count} samples in this batch)"
+            f"the {what} contain NaN or infinity: first at sample {before + int(place[0])} ({count} such in this batch)"
         )
 
 

@@ -82,3 +82,21 @@ def test_products_use_them() -> None:
     kinds = {type(node).__name__ for node in names}
     assert any("_Gradients" in kind for kind in kinds)
     assert "ConvolutionBackwardBackward0" not in kinds
+
+
+@pytest.mark.parametrize("frozen", [["0.weight"], ["2.weight"], ["0.bias", "2.bias"], ["2.weight", "2.bias"]], ids=str)
+def test_frozen_parts_dead_filters_and_ragged_batches(frozen: list[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    model = model.double()
+    x, y = torch.randn(23, 1, 6, 6, dtype=torch.float64), torch.randint(0, 3, (23,))
+    with torch.no_grad():
+        model[0].weight[1] = 0
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    products = HessianProducts(Problem(model, "cross_entropy", list(zip(x.split(5), y.split(5), strict=True))))
+    vector = torch.randn(products.flat.size, dtype=torch.float64)
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradient = torch.autograd.grad(F.cross_entropy(model(x), y), learned, create_graph=True)
+    expected = torch.autograd.grad(gradient, learned, products.flat.split(vector))
+    torch.testing.assert_close(products([vector])[0], products.flat.join(expected), rtol=1e-9, atol=1e-12)
