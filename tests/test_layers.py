@@ -17,7 +17,6 @@ def traced(case):
     return trace(lambda leaves: torch.func.functional_call(model, leaves, args), parameters)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("case", cases.CASES, ids=cases.case_id)
 def test_layers_are_found_with_their_orientation(case):
     found = traced(case)
@@ -27,7 +26,6 @@ def test_layers_are_found_with_their_orientation(case):
         assert layer.groups == case.layers[name].groups, name
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("case", cases.CASES, ids=cases.case_id)
 def test_what_bends_is_what_is_estimated(case):
     assert set(traced(case).bent) & set(case.layers) == case.estimated

@@ -73,7 +73,7 @@ def test_products_use_them() -> None:
     data = (torch.randn(6, 1, 5, 5, dtype=torch.float64), torch.randint(0, 3, (6,)))
     products = HessianProducts(Problem(model, "cross_entropy", data))
     products([torch.ones(products.flat.size, dtype=torch.float64)])
-    names, open_nodes = set(), [products._kept[0].gradient[0].grad_fn]
+    names, open_nodes = set(), [products._kept[0].edges[0].node]
     while open_nodes:
         node = open_nodes.pop()
         if node is not None and node not in names:

@@ -1,5 +1,7 @@
 """Products with the Hessian: every way of making them is the same product, and a wrong way is noticed."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -9,8 +11,10 @@ import cases
 import dense_oracle
 import spiritlevel as sl
 from refusals import refused
+from spiritlevel.curvature import hessian
 from spiritlevel.curvature.dense import dense_hessian
 from spiritlevel.curvature.hessian import Flat, HessianProducts
+from spiritlevel.problem import gradients_of
 
 NAMES = ["mlp", "GELU", "convolution, max pooling", "batch normalization", "attention", "tied weights", "embedding"]
 WAYS = {"kept graph": 1e-10, "jvp of the gradient": 1e-10, "central differences": 1e-4}
@@ -64,6 +68,25 @@ def test_kept_graphs_stay_within_the_budget():
         products(directions(products.flat.size, 1))
         kept.append(len(products._kept))
     assert 0 < kept[0] < kept[1] < kept[2]
+
+
+def test_gradients_are_not_kept_with_their_graphs(monkeypatch):
+    """A chunk's gradient is as large as the model, and a product does not read it."""
+    built = []
+
+    def watched(*args, **kwargs):
+        gradient = gradients_of(*args, **kwargs)
+        built.extend(map(weakref.ref, gradient))
+        return gradient
+
+    problem, H = problem_of("mlp")
+    problem.chunk_size = 5
+    products = HessianProducts(problem, method="kept graph")
+    monkeypatch.setattr(hessian, "gradients_of", watched)
+    assert_products(products, H, 1e-10)
+    assert len(products._kept) > 1
+    assert built
+    assert all(gradient() is None for gradient in built)
 
 
 @pytest.mark.parametrize("name", NAMES)

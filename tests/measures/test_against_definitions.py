@@ -34,7 +34,6 @@ def assert_same(value: sl.Value, truth: dense_oracle.Expected, tolerance: float)
         np.testing.assert_allclose(value.neurons[layer].numpy(), entries, rtol=tolerance, atol=atol)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("case", cases.EXACT, ids=cases.case_id)
 def test_every_measure_is_what_its_definition_says(case):
     model, x, y = case.make()

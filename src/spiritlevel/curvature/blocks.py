@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
-from spiritlevel.curvature.hessian import spread_tenth
+from spiritlevel.curvature.hessian import spread_part
 from spiritlevel.curvature.statistics import TappedChunk
 from spiritlevel.curvature.taps import LinearUse
 from spiritlevel.losses import output_factor
@@ -74,7 +74,7 @@ class GaussNewtonBlocks:
         """The same over about a tenth of the data only: a cheap stand-in to start a search from."""
         share = self._part_share
         self.problem.work.add(passes=share, products=share)
-        return self._sum(vectors, spread_tenth(self._kept, self._weight), 1 / share)
+        return self._sum(vectors, self._part(), 1 / share)
 
     def has_part(self) -> bool:
         """Whether a tenth of the data is kept; pulls the columns back if that has not happened yet."""
@@ -82,9 +82,11 @@ class GaussNewtonBlocks:
             for _ in self._chunks():
                 pass
             self.problem.work.add(passes=1)
-        own = sum(chunk.weight for chunk in spread_tenth(self._kept, self._weight))
-        self._part_share = self.problem.ranks.total(own)
+        self._part_share = self.problem.ranks.total(sum(chunk.weight for chunk in self._part()))
         return 0 < self._part_share <= 0.25
+
+    def _part(self) -> list[_Chunk]:
+        return spread_part(self._kept, self._weight, self.problem.samples)
 
     def _sum(self, vectors: Mapping[str, Tensor], chunks: Iterable[_Chunk], factor: float) -> dict[str, Tensor]:
         sums = {name: torch.zeros_like(vector, dtype=torch.float64) for name, vector in vectors.items()}

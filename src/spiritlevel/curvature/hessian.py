@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from spiritlevel.batches import Batch
 from spiritlevel.checks import refuse_nonfinite_loss
@@ -26,9 +27,11 @@ from spiritlevel.ranks import Ranks
 Method = Literal["kept graph", "jvp of the gradient", "central differences"]
 Objective = Callable[[Problem, Parameters, Batch], Tensor]
 
-# The graphs of gradients that are kept between products, all chunks together, with their gradients: so much, or an eighth
-# of the machine's memory if that is less; a large model may keep as much as so many copies of itself.
-GRAPH_BUDGET, GRAPH_COPIES = 768 << 20, 4
+# The graphs of gradients that are kept between products, all chunks together: so much, or an eighth of the machine's memory
+# if that is less; a large model may keep as much as so many copies of itself.
+GRAPH_BUDGET, GRAPH_COPIES = 1536 << 20, 4
+# The part of the data that a search starts from has so many samples at least, up to a fifth of all.
+PART_SAMPLES = 200
 
 
 def loss_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
@@ -69,14 +72,16 @@ class Flat:
         return {name: slice(end - size, end) for name, end, size in zip(self.names, ends, self.sizes, strict=True)}
 
 
+Edges = list[GradientEdge | None]
+
+
 @dataclass
 class _Kept:
-    """The gradient of one chunk with its graph."""
+    """The graph of one chunk's gradient: where vectors enter it and where they arrive. The gradient itself is not kept."""
 
     leaves: list[Tensor]
-    gradient: list[Tensor]
+    edges: Edges
     weight: float
-    value: float
 
 
 class _Sum:
@@ -105,7 +110,7 @@ class HessianProducts:
     Args:
         problem: The problem.
         objective: What is differentiated twice; the loss by default.
-        budget: Bytes that kept graphs may take; by default 768 MB (or an eighth of the memory), or four copies of the model if
+        budget: Bytes that kept graphs may take; by default 1.5 GB (or an eighth of the memory), or four copies of the model if
             that is more.
         method: How products are made; decided by a preflight where None.
     """
@@ -161,7 +166,7 @@ class HessianProducts:
 
     def _part(self) -> list[_Kept]:
         """About a tenth of this process's data."""
-        return spread_tenth(self._kept, self._weight)
+        return spread_part(self._kept, self._weight, self.problem.samples)
 
     def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
         sums = [_Sum(vector, self.problem.ranks) for vector in vectors]
@@ -195,15 +200,15 @@ class HessianProducts:
     def _chunk_product(self, chunk: tuple[Any, float], parts: list[Tensor]) -> list[Tensor]:
         content = chunk[0]
         if isinstance(content, _Kept):
-            return _pull_back(content.gradient, content.leaves, parts)
+            return _pull_back(content.edges, content.leaves, parts)
         return self._directional(content, parts)
 
     def _restricted_product(self, chunk: tuple[Any, float], vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         content = chunk[0]
         if isinstance(content, _Kept):
             chosen = [self.flat.names.index(name) for name in vectors]
-            gradient, leaves = ([parts[index] for index in chosen] for parts in (content.gradient, content.leaves))
-            return dict(zip(vectors, _pull_back(gradient, leaves, list(vectors.values())), strict=True))
+            edges, leaves = [content.edges[index] for index in chosen], [content.leaves[index] for index in chosen]
+            return dict(zip(vectors, _pull_back(edges, leaves, list(vectors.values())), strict=True))
         like = self.problem.parameters_like()
         parts = [
             vectors[name] if name in vectors else like.new_zeros(shape)
@@ -230,7 +235,7 @@ class HessianProducts:
         if len(self._kept) < self._num_chunks:
             for index, (chunk, weight) in enumerate(self.problem.chunks(self._chunk_size)):
                 if index >= len(self._kept):
-                    yield self._graph(chunk, weight), weight
+                    yield self._graph(chunk, weight)[0], weight
 
     def _prepare(self) -> Iterator[tuple[_Kept, float]]:
         """The first pass: build every graph, keep those that fit, and have the gradient on the way."""
@@ -238,12 +243,13 @@ class HessianProducts:
         gradient = torch.zeros(self.flat.size, dtype=torch.float64, device=self.problem.device)
         count = 0
         for chunk, weight in self.problem.chunks(self._chunk_size):
-            kept = self._graph(chunk, weight)
+            kept, value, slope = self._graph(chunk, weight)
             spent += self._graph_bytes(len(chunk))
             if spent <= self._budget and len(self._kept) == count:
                 self._kept.append(kept)
-            gradient.add_(self.flat.join([part.detach() for part in kept.gradient]), alpha=weight)
-            loss += weight * kept.value
+            gradient.add_(self.flat.join([part.detach() for part in slope]), alpha=weight)
+            loss += weight * value
+            del slope
             count += 1
             self._weight += weight
             yield kept, weight
@@ -253,21 +259,21 @@ class HessianProducts:
         self.problem.work.add(gradients=1)
 
     def _graph_bytes(self, samples: int) -> int:
-        """What keeping the graph of a chunk takes: what autograd saves for every sample, and the gradient itself."""
+        """What keeping the graph of a chunk takes: what autograd saves for every sample."""
         if self._bytes_per_sample is None:
             few = self.problem.few_samples(4)
             with counting_saved_bytes(self.problem.known_storages()) as saved:
                 self._graph(few, 1.0)
             self._bytes_per_sample = saved.bytes / len(few)
-        gradient = self.flat.size * self.problem.parameters_like().element_size()
-        return int(samples * self._bytes_per_sample) + gradient
+        return int(samples * self._bytes_per_sample)
 
-    def _graph(self, chunk: Batch, weight: float) -> _Kept:
-        leaves = self.problem.leaves()
+    def _graph(self, chunk: Batch, weight: float) -> tuple[_Kept, float, list[Tensor]]:
+        """The graph of a chunk's gradient, the chunk's mean of the objective, and the gradient."""
+        leaves = list(self.problem.leaves().values())
         with torch.enable_grad(), CheapConvolutions():
-            value = self.objective(self.problem, leaves, chunk)
-            found = list(leaves.values())
-            return _Kept(found, gradients_of(value, found, create_graph=True), weight, float(value.detach()))
+            value = self.objective(self.problem, dict(zip(self.flat.names, leaves, strict=True)), chunk)
+            gradient = gradients_of(value, leaves, create_graph=True)
+        return _Kept(leaves, _edges(gradient), weight), float(value.detach()), gradient
 
     def _forward_over_reverse(self, parameters: Parameters, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
         names = self.flat.names
@@ -380,7 +386,7 @@ class HessianProducts:
         with torch.enable_grad(), CheapConvolutions():
             value = self.objective(self.problem, leaves, batch)
             found = list(leaves.values())
-            return _pull_back(gradients_of(value, found, create_graph=True), found, direction)
+            return _pull_back(_edges(gradients_of(value, found, create_graph=True)), found, direction)
 
     def _only_differences(self, failures: list[str]) -> Method:
         refuse_nonfinite_loss(self.problem)  # says where, if that is why
@@ -409,22 +415,31 @@ class _Weighted(Protocol):
 Chunks = TypeVar("Chunks", bound=_Weighted)
 
 
-def spread_tenth(chunks: Sequence[Chunks], whole: float) -> list[Chunks]:
-    """About a tenth of the weight `whole`, or all there is, in chunks spread evenly: data may be sorted by class."""
+def spread_part(chunks: Sequence[Chunks], whole: float, samples: int) -> list[Chunks]:
+    """About a tenth of the weight `whole`, or all there is, in chunks spread evenly: data may be sorted by class.
+
+    Of few `samples` it is up to a fifth: a hundred say little about the others, and cost more products than they save.
+    """
     if not chunks:
         return []
+    share = min(0.2, max(0.1, PART_SAMPLES / max(1, samples)))
     mean = sum(chunk.weight for chunk in chunks) / len(chunks)
-    count = min(len(chunks), max(1, math.ceil(0.0999 * whole / mean)))
+    count = min(len(chunks), max(1, math.ceil(0.999 * share * whole / mean)))
     return [chunks[(2 * index + 1) * len(chunks) // (2 * count)] for index in range(count)]
 
 
-def _pull_back(gradient: list[Tensor], leaves: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
-    """∂(gradient·vectors)/∂leaves; a gradient that does not depend on the parameters adds nothing."""
-    live = [(part, vector) for part, vector in zip(gradient, vectors, strict=True) if part.requires_grad]
+def _edges(gradient: list[Tensor]) -> Edges:
+    """Where vectors enter the graph of a gradient; nowhere for a part that does not depend on the parameters."""
+    return [get_gradient_edge(part) if part.requires_grad else None for part in gradient]
+
+
+def _pull_back(edges: Edges, leaves: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
+    """∂(gradient·vectors)/∂leaves."""
+    live = [(edge, vector) for edge, vector in zip(edges, vectors, strict=True) if edge is not None]
     if not live:
         return [torch.zeros_like(leaf) for leaf in leaves]
     found = torch.autograd.grad(
-        [part for part, _ in live], leaves, [vector for _, vector in live], retain_graph=True, allow_unused=True
+        [edge for edge, _ in live], leaves, [vector for _, vector in live], retain_graph=True, allow_unused=True
     )
     return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, found, strict=True)]
 

@@ -11,19 +11,18 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.lanczos import FEWEST, HELD, Eigenpair, End, Lanczos, eigenpair
+from spiritlevel.curvature.lanczos import FEWEST, Eigenpair, End, Lanczos
 
 # The Krylov vectors of all processes that advance in step: beyond this they restart instead of growing, and where so
 # few vectors would not do, the processes take turns.
 BASIS_BUDGET = 512 << 20
 FEWEST_VECTORS = 10
-# A start from part of the data: how well its vectors are known and after how many products it is given up; how many
-# products over all data it needs at least, and for how many in a row the bound must hold. Every operator starts from its
-# own part, so that an operator which rescaling leaves alone takes the same steps for every rescaled network.
-PART_TOLERANCE, PART_PRODUCTS = 1e-3, 30
-FEWEST_AFTER_PART, HELD_AFTER_PART = 4, 2
-# How much of the further Ritz vectors and of the random start stays in it, so that no eigenvector is shut out.
-FURTHER, RANDOM = 0.1, 1e-3
+# A start from part of the data: so many products on the part, and at least so many over all data. Every operator starts from
+# its own part, so that an operator which rescaling leaves alone takes the same steps for every rescaled network.
+ON_PART, FEWEST_AFTER_PART = 6, 4
+# How much stronger the part's first Ritz vector is in the start than the others, and how much of a random vector is in it:
+# no eigenvector is shut out.
+POWER, RANDOM = 3, 0.1
 
 Products = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
@@ -57,7 +56,11 @@ def _scaled_in_step(
         scale = scaling()
         first = start.to(scale) * (scale > 0)
         if part and bool(first.any()):
-            first = _from_part(lambda v, s=scale: s * products.on_part([s * v])[0], first, end, vectors)  # type: ignore[misc]
+            search = _on_part(first, end)
+            while not search.done:
+                search.advance(scale * products.on_part([scale * search.request])[0])
+            first = _blended(search, first)
+            del search
         processes.append((_process(first, end, tolerance, part, vectors, further), scale))
         del first  # as large as the model
     while active := [(process, scale) for process, scale in processes if not process.done]:
@@ -95,12 +98,9 @@ def _blocks_in_step(
     vectors = _vectors(sum(vector.numel() * vector.element_size() for vector in start.values()))
     firsts = dict(start)
     if part is not None:
-        warm = {
-            name: _process(vector, "largest", PART_TOLERANCE, part=False, vectors=vectors, further=3)
-            for name, vector in firsts.items()
-        }
+        warm = {name: _on_part(vector, "largest") for name, vector in firsts.items()}
         _in_step(warm, part, shapes)
-        firsts = {name: _mixed(finished(process), start[name]) for name, process in warm.items()}
+        firsts = {name: _blended(process, start[name]) for name, process in warm.items()}
         del warm
     processes = {
         name: _process(vector, "largest", tolerance, part is not None, vectors, further=0)
@@ -142,24 +142,21 @@ def _process(start: Tensor, end: End, tolerance: float, part: bool, vectors: int
         end=end,
         most_vectors=vectors,
         fewest_products=FEWEST_AFTER_PART if part else FEWEST,
-        held=HELD_AFTER_PART if part else HELD,
         further=further,
     )
 
 
-def _from_part(matvec: Callable[[Tensor], Tensor], start: Tensor, end: End, vectors: int) -> Tensor:
-    pair = eigenpair(
-        matvec, start, tolerance=PART_TOLERANCE, end=end, most_products=PART_PRODUCTS, most_vectors=vectors
-    )
-    return _mixed(pair, start)
+def _on_part(start: Tensor, end: End) -> Lanczos:
+    """A search that never converges and ends after a fixed number of products."""
+    return Lanczos(start, tolerance=0, end=end, most_products=ON_PART, most_vectors=ON_PART + 2, further=0)
 
 
-def _mixed(pair: Eigenpair, start: Tensor) -> Tensor:
-    """The eigenvector of the part, with a little of the next ones and of a random vector."""
-    if not bool(pair.vector.any()):
+def _blended(search: Lanczos, start: Tensor) -> Tensor:
+    """What a search on the part has found, with a little of the random vector it started from."""
+    if not bool(finished(search).vector.any()):
         return start
-    mixed: Tensor = pair.vector + FURTHER * pair.others.sum(0) + RANDOM * start / start.norm()
-    return mixed
+    blended = search.blend(POWER)
+    return blended.add(start, alpha=RANDOM * float(blended.norm() / start.norm()))
 
 
 def finished(process: Lanczos) -> Eigenpair:
