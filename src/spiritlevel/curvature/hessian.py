@@ -300,13 +300,8 @@ class HessianProducts:
         step = torch.finfo(values[0].dtype).eps ** (1 / 3) * max(size, 1e-30) / length * 0.1 * stretch
         sides = []
         for sign in (1, -1):
-            leaves = {
-                name: (value + sign * step * part).detach().requires_grad_()
-                for name, value, part in zip(self.flat.names, values, parts, strict=True)
-            }
-            with torch.enable_grad():
-                value = self.objective(self.problem, leaves, chunk)
-                sides.append(gradients_of(value, list(leaves.values())))
+            moved = [value + sign * step * part for value, part in zip(values, parts, strict=True)]
+            sides.append(self._gradient(dict(zip(self.flat.names, moved, strict=True)), chunk))
         return [(plus - minus) / (2 * step) for plus, minus in zip(*sides, strict=True)]
 
     # --- preflight -----------------------------------------------------------------------------------------------
@@ -318,7 +313,7 @@ class HessianProducts:
         of them one may still have its kink within the step, and where the loss is all but zero the gradient has few digits
         left: later trials take shorter and longer steps.
         """
-        few = self.problem.few_samples(4)
+        few = self.problem.few_samples(2)
         with self.problem.undisturbed():
             try:
                 with self.problem.in_double_precision() as double:
@@ -337,9 +332,13 @@ class HessianProducts:
         generator = torch.Generator().manual_seed(0)
         for stretch in (1.0, 1e-1, 1e-2, 1e2, 3e2):
             point, direction = self._trial(generator, dtype)
-            direction = self._felt(point, batch, direction)
+            gradient = self._gradient(point, batch)
+            # Without entries of zero gradient: autograd holds the row of an embedding's padding fixed.
+            direction = [step * (part != 0) for step, part in zip(direction, gradient, strict=True)]
             expected = self._difference(point, batch, direction, stretch)
-            noise = self._noise(point, batch, direction)
+            # What rounding can leave in a difference of gradients where the true product is zero.
+            relative = _distance(direction) / max(_distance(list(point.values())), 1e-30)
+            noise = torch.finfo(dtype).eps ** 0.5 * _distance(gradient) * relative
             for method, product in ways.items():
                 try:
                     found = product(point, batch, direction)
@@ -354,20 +353,10 @@ class HessianProducts:
                 failures.append(f"{method} differs from a central difference of gradients")
         return self._only_differences(failures)
 
-    def _felt(self, point: Parameters, batch: Batch, direction: list[Tensor]) -> list[Tensor]:
-        """The direction without entries of zero gradient: autograd holds the row of an embedding's padding fixed."""
+    def _gradient(self, point: Parameters, batch: Batch) -> list[Tensor]:
         leaves = self.problem.leaves(point)
         with torch.enable_grad():
-            gradient = gradients_of(self.objective(self.problem, leaves, batch), list(leaves.values()))
-        return [step * (part != 0) for step, part in zip(direction, gradient, strict=True)]
-
-    def _noise(self, point: Parameters, batch: Batch, direction: list[Tensor]) -> float:
-        """What rounding can leave in a difference of gradients where the true product is zero."""
-        leaves = self.problem.leaves(point)
-        with torch.enable_grad():
-            gradient = gradients_of(self.objective(self.problem, leaves, batch), list(leaves.values()))
-        scale = _distance(direction) / max(_distance(list(point.values())), 1e-30)
-        return float(torch.finfo(direction[0].dtype).eps ** 0.5) * _distance(gradient) * scale
+            return gradients_of(self.objective(self.problem, leaves, batch), list(leaves.values()))
 
     def _trial(self, generator: torch.Generator, dtype: torch.dtype) -> tuple[Parameters, list[Tensor]]:
         point, direction = {}, []
