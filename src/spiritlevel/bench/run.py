@@ -56,7 +56,7 @@ CONTESTS = (
     Contest("mlp", EVERY, EVERY, 2, 60, 20),
     Contest("conv", EVERY, EVERY, 2, 40, 40),
     Contest("lenet5", EVERY, EVERY, 1, 40, 60),
-    Contest("resnet20", ("sweep", "lambda_1e-4"), ("layer_traces", "lambda_1e-4"), 1, 12, 60),
+    Contest("resnet20", ("layer_traces", "sweep", "lambda_1e-4"), ("layer_traces", "lambda_1e-4"), 1, 12, 300),
     Contest("vgg16", ("layer_traces", "sweep", "lambda_1e-2"), ("layer_traces", "lambda_1e-2"), 1, 20, 120),
 )
 QUICK = Contest("tiny", EVERY, (), 1, 50, 20, 0.1)

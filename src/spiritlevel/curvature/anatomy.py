@@ -29,6 +29,7 @@ class Anatomy:
         bent: Parameter name → why its block of the Hessian is more than its Gauss–Newton block.
         outputs: Numbers the network gives for a sample.
         spread: Entries a sample has in the results of all layers with several positions.
+        work: Multiplications for a sample in all layers, about: what pulling one column back takes.
     """
 
     layers: Mapping[str, Layer]
@@ -36,6 +37,7 @@ class Anatomy:
     bent: Mapping[str, str]
     outputs: int = 0
     spread: int = 0
+    work: int = 0
 
     @property
     def swept(self) -> list[str]:
@@ -67,7 +69,9 @@ def examine(problem: Problem) -> Anatomy:
             if name in problem.parameters and name not in small.mixed and found and None not in found
         }
         spread = sum(math.prod(shape) for name, shape in small.calls if name in layers and len(shape) > 2) // 2
-        return _confirmed(problem, Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread), two)
+        sizes = {name: layer.matrix(problem.parameters[name])[0, 0].numel() for name, layer in layers.items()}
+        work = sum(math.prod(shape) * sizes[name] for name, shape in small.calls if name in layers) // 2
+        return _confirmed(problem, Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread, work), two)
 
 
 def _without_outputs(problem: Problem) -> Anatomy:

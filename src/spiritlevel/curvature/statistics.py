@@ -24,9 +24,12 @@ from spiritlevel.problem import Problem
 
 STATISTICS = TRACE, DIAGONAL, ROWS, COLUMNS, FISHER = "trace", "diagonal", "rows", "columns", "fisher"
 
-# More columns than this a sample are sampled instead of swept, in this many independent draws.
+# More columns than this a sample are sampled instead of swept, in this many independent draws, unless all of them are cheap
+# anyway: so many multiplications take a core ten seconds in dense layers, a minute in narrow convolutions. Counted, not timed, so
+# that a result depends on the problem alone.
 MOST_COLUMNS = 200
 DRAWS = 16
+CHEAP = 250_000_000_000
 # What is estimated is kept as the means of this many groups; leaving one out gives the jackknife its spread.
 GROUPS = 8
 
@@ -79,7 +82,7 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
         loss += weight * tapped.loss
         if curvature:
             factor = output_factor(problem.loss_function, tapped.outputs, _targets(chunk))
-            num_columns, sampled = factor.num_columns, factor.num_columns > MOST_COLUMNS
+            num_columns, sampled = factor.num_columns, samples_columns(problem, anatomy, factor.num_columns)
             groups = groups or [Sums() for _ in range(GROUPS if sampled else 1)]
             rounds = DRAWS // GROUPS if sampled else 1
             for sums in groups * rounds:
@@ -96,6 +99,11 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
         for kind in STATISTICS:
             problem.ranks.sum_named(getattr(sums, kind))
     return Sweep(groups, problem.ranks.total(loss), num_columns, sampled)
+
+
+def samples_columns(problem: Problem, anatomy: Anatomy, columns: int) -> bool:
+    """Whether so many columns a sample cost so much that a few are drawn instead, at the price of a standard error."""
+    return columns > MOST_COLUMNS and columns * problem.samples * anatomy.work > CHEAP
 
 
 def chunk_size(problem: Problem, anatomy: Anatomy) -> int:
