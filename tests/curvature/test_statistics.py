@@ -1,5 +1,7 @@
 """The sweep: every way of adding up squares gives the same sums, and none pulls a column back twice."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -79,6 +81,9 @@ def test_waiting_columns_bound_the_chunk():
     assert anatomy.spread > 0
     problem.chunk_size = 10**9
     assert statistics.chunk_size(problem, anatomy) == statistics.WAITING_BYTES // entry
+    for spread, samples in ((15_000, 128), (10**6, statistics.WAITING_BYTES * 2 // (10**6 * anatomy.outputs * 8))):
+        assert statistics.chunk_size(problem, replace(anatomy, spread=spread)) == samples
+    assert statistics.chunk_size(problem, replace(anatomy, spread=10**12)) == 1
 
 
 @pytest.mark.parametrize("kinds", [{TRACE}, {DIAGONAL}, {DIAGONAL, ROWS, COLUMNS}])

@@ -36,8 +36,9 @@ GROUPS = 8
 # So many columns wait for one another, to make matrix products of a good size from.
 SIDE_BY_SIDE = 16
 
-# What the δ of columns that wait may take; a chunk of the sweep is as small as that makes it.
-WAITING_BYTES = 64 << 20
+# What the δ of columns that wait may take: a chunk of the sweep is as small as that makes it. Twice as much where it would be
+# fewer samples than this, because fewer are slower; more are not faster.
+WAITING_BYTES, WAITING_SAMPLES = 32 << 20, 128
 
 
 @dataclass
@@ -108,8 +109,11 @@ def samples_columns(problem: Problem, anatomy: Anatomy, columns: int) -> bool:
 
 def chunk_size(problem: Problem, anatomy: Anatomy) -> int:
     """Samples swept at once: those of the problem's chunks, or fewer, so that waiting columns stay within bounds."""
+    if not anatomy.spread:
+        return problem.chunk_size
     entries = anatomy.spread * min(anatomy.outputs, SIDE_BY_SIDE) * problem.parameters_like().element_size()
-    return min(problem.chunk_size, max(1, WAITING_BYTES // max(1, entries)))
+    fitting = max(WAITING_BYTES // entries, min(WAITING_SAMPLES, 2 * WAITING_BYTES // entries))
+    return min(problem.chunk_size, max(1, fitting))
 
 
 def squared_gradients(problem: Problem, anatomy: Anatomy, batch: Batch) -> dict[str, Tensor]:
