@@ -10,6 +10,8 @@ from torch import nn
 import spiritlevel as sl
 from dense_oracle import dense
 from spiritlevel.curvature import krylov
+from spiritlevel.curvature.anatomy import examine
+from spiritlevel.curvature.blocks import GaussNewtonBlocks
 from spiritlevel.curvature.hessian import HessianProducts, spread_part
 from spiritlevel.curvature.lanczos import Lanczos
 from spiritlevel.problem import Problem
@@ -134,3 +136,11 @@ def test_the_error_holds_where_the_part_misleads(tolerance: float) -> None:
     # That a value is the largest cannot be proved from a few products; one in 150 of these, made to mislead, is not.
     assert sum(off[name] > pair.error for name, pair in found.items()) <= 1
     assert sum(pair.products for pair in found.values()) < 7 * len(found)
+
+
+@pytest.mark.parametrize(("samples", "worth"), [(100, False), (300, True), (400, True), (500, True), (1000, True)])
+def test_a_part_is_taken_where_it_is_small_enough(samples: int, worth: bool) -> None:
+    model, data = sorted_by_class(samples)
+    problem = Problem(model, "cross_entropy", data)
+    assert HessianProducts(problem).has_part() == worth
+    assert GaussNewtonBlocks(problem, examine(problem), ["0.weight"]).has_part() == worth

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
-from spiritlevel.curvature.hessian import spread_part
+from spiritlevel.curvature.hessian import MOST_IN_PART, spread_part
 from spiritlevel.curvature.statistics import TappedChunk
 from spiritlevel.curvature.taps import LinearUse
 from spiritlevel.losses import output_factor
@@ -83,7 +83,7 @@ class GaussNewtonBlocks:
                 pass
             self.problem.work.add(passes=1)
         self._part_share = self.problem.ranks.total(sum(chunk.weight for chunk in self._part()))
-        return 0 < self._part_share <= 0.25
+        return 0 < self._part_share <= MOST_IN_PART
 
     def _part(self) -> list[_Chunk]:
         return spread_part(self._kept, self._weight, self.problem.samples)

@@ -30,8 +30,9 @@ Objective = Callable[[Problem, Parameters, Batch], Tensor]
 # The graphs of gradients that are kept between products, all chunks together: so much, or an eighth of the machine's memory
 # if that is less; a large model may keep as much as so many copies of itself.
 GRAPH_BUDGET, GRAPH_COPIES = 1536 << 20, 4
-# The part of the data that a search starts from has so many samples at least, up to a fifth of all.
-PART_SAMPLES = 200
+# The part of the data that a search starts from has so many samples at least, up to a fifth of all. It is made of whole chunks,
+# and of few samples there are few; a part of more than this share is not worth its products.
+PART_SAMPLES, MOST_IN_PART = 200, 1 / 3
 
 
 def loss_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
@@ -162,7 +163,7 @@ class HessianProducts:
                     pass
             self.problem.work.add(passes=1)
         self._part_share = self.problem.ranks.total(sum(kept.weight for kept in self._part()))
-        return 0 < self._part_share <= 0.25
+        return 0 < self._part_share <= MOST_IN_PART
 
     def _part(self) -> list[_Kept]:
         """About a tenth of this process's data."""
