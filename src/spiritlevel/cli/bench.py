@@ -31,7 +31,7 @@ def bench(
     """Measure costs beside the other libraries.
 
     Installs the peers into an environment of its own, runs them and this library in alternation on the same networks,
-    data and accuracy, one thread and one process each, and writes results, tables and pictures. Takes roughly half
+    data and accuracy, one thread and one process each, and writes results, tables and pictures. Takes about
     an hour on a quiet machine.
     """
     from spiritlevel.bench.pictures import write_pictures
