@@ -18,9 +18,8 @@ End = Literal["largest", "smallest", "magnitude"]
 # A residual proves that an eigenvalue is near, not that it is the last one: a start almost orthogonal to the extreme
 # vector shows the next one first. A missing vector comes up while the residual falls, so it must fall this far (relative
 # to the eigenvalue) also where less would do for the tolerance, and a random start is given some more products. And the
-# next eigenvalue may be nearer than the next Ritz value, so the bound from the gap is taken so many times. Measured on 288
-# operators of small networks from three starts each: three in a thousand results at a tolerance of 1e-2, and none at 1e-4,
-# were off by more than the tolerance; without these two it was one to two in a hundred.
+# next eigenvalue may be nearer than the next Ritz value, so the bound from the gap is taken so many times. Chosen on 96
+# small networks; on 48 others, at three tolerances, 3 of 576 values were outside their error, where 39 had been.
 LARGEST_RESIDUAL = 5e-3
 SAFETY = 4
 FEWEST = 12
