@@ -98,12 +98,16 @@ def as_written(
 
 
 class ParameterMode(TorchFunctionMode, ABC):
-    """Knows which tensors are parameters (or their transposes) while a network runs."""
+    """Knows which tensors are parameters (or their transposes) while a network runs.
+
+    `path` is the sequence of operations that ran: it tells a network that takes another branch for other samples.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._names: dict[int, tuple[str, bool]] = {id(tensor): (name, False) for name, tensor in parameters.items()}
         self._alive: list[Any] = list(parameters.values())  # an id is only good while its tensor lives
+        self.path: list[str] = []
 
     def name_of(self, tensor: Any) -> str | None:
         """The parameter this tensor is; None for activations, constants and transposes."""
@@ -115,6 +119,7 @@ class ParameterMode(TorchFunctionMode, ABC):
     ) -> Any:
         function, args, kwargs = as_written(function, args, kwargs or {})
         name = function_name(function)
+        self.path.append(name)
         if name in COMPOSITE:
             with self:
                 return _opened(function)(*args, **kwargs)
@@ -126,6 +131,7 @@ class ParameterMode(TorchFunctionMode, ABC):
             return result
         linear = self._linear_map(name, function, args, kwargs)
         if linear is not None:
+            self.path.append(linear.layer.name)
             return self.on_linear(linear, args, kwargs)
         return self.on_other(name, function, args, kwargs)
 

@@ -11,7 +11,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
+from spiritlevel.accurate import log_softmax
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.rewrites import PlainDerivatives
 
 # The label of a position that does not count, as torch and many libraries write it.
 IGNORED = -100
@@ -135,6 +137,41 @@ def recording(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return mean
 
 
+def in_double(loss: Loss) -> Loss:
+    """The same loss with its derivatives at the outputs in double precision, which costs nothing: outputs are few.
+
+    A loss that brings tensors of its own in single precision is left in the precision of the outputs.
+    """
+    return loss if isinstance(loss.mean, _InDouble) else replace(loss, mean=_InDouble(loss.mean))
+
+
+class _InDouble:
+    """`(outputs, targets) -> mean` computed in float64, with losses whose derivatives keep their digits."""
+
+    def __init__(self, mean: Callable[[Any, Any], Any]) -> None:
+        self._mean = mean
+        self._fits = True
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        with PlainDerivatives():
+            if not self._fits:
+                return self._mean(outputs, targets)
+            try:
+                return self._mean(_doubled(outputs), _doubled(targets))
+            except (RuntimeError, TypeError):
+                value = self._mean(outputs, targets)  # an error that is not about the precision comes again
+                self._fits = False
+                return value
+
+
+def _doubled(values: Any) -> Any:
+    def double(leaf: Any) -> Any:
+        fits = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.device.type != "mps"  # has no float64
+        return leaf.double() if fits else leaf
+
+    return tree_map(double, values)
+
+
 def _takes_the_model(loss: Callable[..., Any]) -> bool:
     """A callable whose first argument is called `model` is of the form (model, batch) -> (mean, count)."""
     try:
@@ -242,11 +279,13 @@ def _last_with_largest(array: Tensor) -> Tensor:
 
 
 def _softmax_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
-    p = outputs.flatten(2).mT.softmax(2) if outputs.dim() > 2 else outputs.softmax(1).unsqueeze(1)  # (N, D, C)
-    scale = p.new_full(p.shape[:2], p.shape[1] ** -0.5)
+    doubled = _doubled(outputs)
+    f = doubled.flatten(2).mT if outputs.dim() > 2 else doubled.unsqueeze(1)  # (N, D, C)
+    root = (log_softmax(f, 2) / 2).exp().to(outputs.dtype)
+    scale = root.new_full(root.shape[:2], root.shape[1] ** -0.5)
     if targets.is_floating_point():  # −Σ_c y_c log p_c has the Hessian (Σ_c y_c)(diag(p) − ppᵀ)
-        scale = scale * targets.sum(1).reshape(p.shape[:2]).sqrt()
-    return SoftmaxFactor(p.sqrt(), scale, lambda vector: vector.mT.reshape(outputs.shape).contiguous())
+        scale = scale * targets.sum(1).reshape(root.shape[:2]).sqrt()
+    return SoftmaxFactor(root, scale, lambda vector: vector.mT.reshape(outputs.shape).contiguous())
 
 
 def _check_labels(outputs: Any, targets: Any, first: int) -> None:

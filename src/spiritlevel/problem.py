@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.func import functional_call
 from spiritlevel import checks
 from spiritlevel.batches import Batch, Data
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.losses import Loss, logits_of, recording, resolve_loss
+from spiritlevel.losses import Loss, in_double, logits_of, recording, resolve_loss
 from spiritlevel.quiet import undisturbed
 from spiritlevel.ranks import current_ranks
 from spiritlevel.rewrites import PlainDerivatives
@@ -25,6 +26,10 @@ Parameters = dict[str, Tensor]
 # Activations of one chunk: large enough to keep matrix products efficient, small enough for the caches.
 CHUNK_BYTES = 32 << 20
 LARGEST_CHUNK = 1024
+# Matrices with entries of this size, or as small, are measured in double precision.
+EXTREME = 1e5
+# So many samples, spread over the data, are looked at for those that checks are made on.
+CANDIDATES = 64
 
 
 @dataclass
@@ -99,11 +104,13 @@ class Problem:
         if self.data.first.targets is None and not self.loss_function.whole_batch:
             self.loss_function = _for_dict_batches(self.loss_function)
         self._whole = _Whole(model, self.loss_function.mean) if self.loss_function.whole_batch else None
+        if not self.loss_function.whole_batch:
+            self.loss_function = in_double(self.loss_function)
+        self._cast_inputs = dtype is not None
         self.parameters, self.fixed = self._collect(parameters, dtype)
         reference = next(iter(self.parameters.values()))
         self.dtype, self.device = reference.dtype, reference.device
         self.ranks = current_ranks(distributed)
-        self._cast_inputs = dtype is not None or any("upcast" in note for note in self.notes)
         self.buffers_change = self.inputs_change = False
         self.chunk_size = 1
         self._plain: contextlib.AbstractContextManager[Any] = PlainDerivatives()
@@ -155,6 +162,10 @@ class Problem:
             outputs = functional_call(self.model, self._tensors(parameters), args, kwargs)
         return outputs if self.loss_function.check is None else logits_of(outputs)
 
+    def chunk_outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
+        """The outputs, or the loss where that calls the model itself: whatever runs the network once."""
+        return self.outputs(parameters, batch) if self._whole is None else self.chunk_loss(parameters, batch)
+
     def chunk_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss over one chunk, differentiable in `parameters`."""
         if self._whole is not None:
@@ -190,6 +201,44 @@ class Problem:
         if self._whole is not None:
             return first
         return first[torch.arange(count, device=self.device) % min(len(first), count)]
+
+    def telling_samples(self, count: int) -> Batch:
+        """A batch of exactly `count` samples that say the most about the loss among some spread over all of the data.
+
+        The first samples may be blank or of one class, and where the loss does not slope there is nothing to check.
+        Repeated where there are fewer; the batch with the largest loss where batches stay whole.
+        """
+        samples = self._telling
+        if self._whole is not None:
+            return samples
+        return samples[torch.arange(count, device=self.device) % min(len(samples), count)]
+
+    @functools.cached_property
+    def _telling(self) -> Batch:
+        """The candidates, the most telling ones first."""
+        if self._whole is not None:
+            return self._batch_with_largest_loss()
+        samples = self.data.samples
+        spread = torch.linspace(0, samples - 1, min(samples, CANDIDATES)).round().long().unique()
+        batch = self._placed(next(self.data.select(spread).chunks(CANDIDATES)))
+        with self.undisturbed(), torch.no_grad():
+            outputs = self.outputs(self.parameters, batch)
+        if not isinstance(outputs, Tensor) or not outputs.dim() or len(outputs) != len(batch):
+            return batch
+        slopes = self.slopes(outputs, batch).flatten(1).abs().amax(1)
+        return batch[slopes.argsort(descending=True, stable=True)]
+
+    def slopes(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """∂ℓ_n/∂f_n for every sample of a batch."""
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.loss_function.mean(leaf, batch.targets), leaf)
+        return slope * len(batch)
+
+    def _batch_with_largest_loss(self) -> Batch:
+        with self.undisturbed(), torch.no_grad():
+            batches = (self._placed(batch) for batch in self.data)
+            return max(batches, key=lambda batch: float(self.whole_loss(self.parameters, batch)[0]))
 
     @contextlib.contextmanager
     def in_double_precision(self) -> Iterator[Callable[[Batch], Batch]]:
@@ -246,7 +295,7 @@ class Problem:
         tensors = {**named, **dict(self.model.named_buffers())}
         for name, tensor in tensors.items():
             checks.check_kind(name, tensor)
-        precision = dtype or self._precision(tensors.values())
+        precision = dtype or self._within_range(self._precision(tensors.values()), named.values())
         moved = {name: _as_precision(tensor.detach(), precision) for name, tensor in tensors.items()}
         for name, tensor in moved.items():
             checks.check_finite(name, tensor)
@@ -260,11 +309,28 @@ class Problem:
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16):
                 note = f"parameters in {str(tensor.dtype).removeprefix('torch.')} were upcast to float32 for measuring"
+                self._cast_inputs = True
                 if note not in self.notes:
                     self.notes.append(note)
             elif tensor.is_floating_point() and tensor.requires_grad:
                 precision = torch.promote_types(precision, tensor.dtype)
         return precision
+
+    def _within_range(self, precision: torch.dtype, tensors: Iterable[Tensor]) -> torch.dtype:
+        """Double precision for matrices so large or small that squares of what they are multiplied with leave the range.
+
+        A network and its rescaled twin have the same outputs, but the twin's gradients may be 1e20 or 1e-20.
+        """
+        sizes = [float(tensor.detach().double().square().mean().sqrt()) for tensor in tensors if tensor.dim() > 1]
+        extreme = [size for size in sizes if size > 0 and not 1 / EXTREME < size < EXTREME]
+        if precision != torch.float32 or not extreme:
+            return precision
+        self.notes.append(
+            f"measured in double precision: a weight has entries of about {extreme[0]:.1g}, and curvature, which goes with "
+            "their square, would leave the range of single precision"
+        )
+        self._cast_inputs = True
+        return torch.float64
 
     def _tensors(self, parameters: Mapping[str, Tensor]) -> Parameters:
         fixed = self.fixed
@@ -283,11 +349,11 @@ class Problem:
 
     def _settle_rewrites(self) -> None:
         """Say what was rewritten; where nothing was, the network runs without looking for it from now on."""
-        used: set[str] = getattr(self._plain, "used", set())
-        if used:
-            names = ", ".join(sorted(used))
+        assert isinstance(self._plain, PlainDerivatives)
+        if self._plain.used:
+            names = ", ".join(sorted(self._plain.used))
             self.notes.append(f"rewritten with plain operations, whose second derivative is right: {names}")
-        else:
+        if not self._plain.needed:
             self._plain = contextlib.nullcontext()
 
     def whole_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, float]:

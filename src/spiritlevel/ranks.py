@@ -40,6 +40,10 @@ class Ranks:
         """The sum of a number over all processes."""
         return number
 
+    def gather(self, entry: Any) -> list[Any]:
+        """What every process has to say, in the order of their ranks."""
+        return [entry]
+
     def check_same(self, what: str, numbers: Sequence[float]) -> None:
         """Refuse where the processes do not agree on these numbers."""
 
@@ -71,7 +75,7 @@ class Group(Ranks):
 
     def sum_named(self, arrays: dict[str, Tensor]) -> None:
         shapes: dict[str, Any] = {}
-        for found in self._gather({name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}):
+        for found in self.gather({name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}):
             shapes |= found
         device = next((array.device for array in arrays.values()), self._device)
         for name, (shape, dtype) in shapes.items():
@@ -84,7 +88,7 @@ class Group(Ranks):
         return float(tensor)
 
     def check_same(self, what: str, numbers: Sequence[float]) -> None:
-        for rank, others in enumerate(self._gather(list(numbers))):
+        for rank, others in enumerate(self.gather(list(numbers))):
             if len(others) != len(numbers) or not all(map(_close, others, numbers)):
                 raise SpiritLevelError(
                     f"process {self.rank} and process {rank} differ in {what}: every process must be given the same model "
@@ -104,7 +108,7 @@ class Group(Ranks):
             raise
         self._check()
 
-    def _gather(self, entry: Any) -> list[Any]:
+    def gather(self, entry: Any) -> list[Any]:
         self._check()
         return _gather(entry, self.size)
 

@@ -1,8 +1,9 @@
 """Operations whose derivatives torch lacks, gets wrong or rounds away, written with operations where they are right.
 
 `_weight_norm` has a double backward that is silently wrong; hard sigmoid and embedding bags have none. Sparse gradients
-and those scaled by frequency are no gradients that can be differentiated again. (The fused attention kernels, which have
-no second derivative either, are avoided by choosing the plain one.)
+and those scaled by frequency are no gradients that can be differentiated again. The losses in `ACCURATE` have derivatives
+that are rounded away where a network is certain. (The fused attention kernels, which have no second derivative either,
+are avoided by choosing the plain one.)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from spiritlevel import accurate
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.layers import as_written, bound_arguments, function_name
 
@@ -26,14 +28,19 @@ LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad
 class PlainDerivatives(TorchFunctionMode):
     """While a network runs, the operations in `REWRITES`, lookups and casts to a lower precision are replaced.
 
-    `used` collects the names of those that were.
+    `used` collects the names of those that were; `needed` says whether anything was.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.used: set[str] = set()
+        self._rounded = False  # whether an operation of `ACCURATE` was met
         self._padded: list[Tensor] = []  # weights looked up with a padding index, in the order of this pass
         self._shared: set[int] = set()  # the places in that order whose weight serves another operation too
+
+    @property
+    def needed(self) -> bool:
+        return bool(self.used) or self._rounded
 
     def __enter__(self) -> PlainDerivatives:
         self._padded = []
@@ -47,6 +54,9 @@ class PlainDerivatives(TorchFunctionMode):
         name = function_name(function)
         if name == "embedding":
             return self._lookup(function, args, kwargs)
+        if name in ACCURATE:
+            self._rounded = True
+            return ACCURATE[name](*args, **kwargs)
         rewrite = REWRITES.get(name)
         if rewrite is not None:
             self.used.add(name)
@@ -191,4 +201,11 @@ REWRITES: dict[str, Callable[..., Any]] = {
     "hardsigmoid": _hardsigmoid,
     "weight_norm": _weight_norm,
     "embedding_bag": _embedding_bag,
+}
+# The same functions with derivatives that keep their digits: nothing that a reader of a report needs to know of.
+ACCURATE: dict[str, Callable[..., Any]] = {
+    "log_softmax": accurate.log_softmax,
+    "cross_entropy": accurate.cross_entropy,
+    "logsigmoid": accurate.logsigmoid,
+    "binary_cross_entropy_with_logits": accurate.binary_cross_entropy_with_logits,
 }

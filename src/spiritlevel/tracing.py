@@ -38,12 +38,14 @@ class Trace:
         bent: Parameter name → why the network is not piecewise linear in it; absent where it is.
         calls: For every use of a parameter in order: (parameter, shape of the result), to find the sample axis.
         mixed: Layers that are used in more than one form, such as an embedding that is also the last layer.
+        path: The operations that ran, in order.
     """
 
     layers: dict[str, Layer] = field(default_factory=dict)
     bent: dict[str, str] = field(default_factory=dict)
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     mixed: set[str] = field(default_factory=set)
+    path: tuple[str, ...] = ()
 
 
 class Tracer(ParameterMode):
@@ -192,4 +194,5 @@ def trace(run: Callable[[dict[str, Tensor]], Any], parameters: Mapping[str, Tens
     for name in leaves:
         if name not in reached:
             tracer.bend([name], "its way to the outputs could not be followed")
+    tracer.trace.path = tuple(tracer.path)
     return tracer.trace

@@ -1,16 +1,21 @@
-"""Which parameters the exact sweep covers: decided from the traced graph, confirmed on a few samples, never assumed."""
+"""Which parameters the exact sweep covers: decided from what runs on all of the data, confirmed on a few samples.
+
+A network may take another branch for some samples, or leave an expert unused for most of them. So every chunk of the data
+is traced once: what any of them bends counts as bent, and a use that some of them lack is not swept.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from spiritlevel.batches import Batch
 from spiritlevel.curvature.taps import SampleAxis, sample_axes
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.layers import Layer
 from spiritlevel.problem import Problem
 from spiritlevel.tracing import trace
@@ -30,6 +35,7 @@ class Anatomy:
         outputs: Numbers the network gives for a sample.
         spread: Entries a sample has in the results of all layers with several positions.
         work: Multiplications for a sample in all layers, about: what pulling one column back takes.
+        paths: The sequences of operations that all this was read from.
     """
 
     layers: Mapping[str, Layer]
@@ -38,6 +44,7 @@ class Anatomy:
     outputs: int = 0
     spread: int = 0
     work: int = 0
+    paths: set[int] = field(default_factory=set)
 
     @property
     def swept(self) -> list[str]:
@@ -48,13 +55,98 @@ class Anatomy:
         """Whether the block of this parameter equals its Gauss–Newton block, which the sweep has exactly."""
         return name in self.axes and name not in self.bent
 
+    def check_path(self, problem: Problem, batch: Batch, path: Iterable[str]) -> None:
+        """Refuse a batch that runs through other operations than those looked at, if that makes any of this untrue."""
+        if hash(tuple(path)) in self.paths:
+            return
+        found = joined(self, [_seen(problem, batch)])
+        changed = [name for name in self.axes if self.exact(name) and not found.exact(name)]
+        if changed:
+            raise SpiritLevelError(
+                f"the network computes something else for some batches of the same samples, so {changed[0]!r} cannot be "
+                "measured exactly: a branch of its forward depends on which samples come together. Pass a loss of the form "
+                "(model, batch) -> (mean, count), which keeps your batches as they are"
+            )
+        self.paths.add(hash(tuple(path)))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the trace of one chunk of the data showed.
+
+    `shapes` has the shapes of the results of every parameter's uses, in order; `samples` is how many the chunk has.
+    """
+
+    layers: Mapping[str, Layer]
+    bent: Mapping[str, str]
+    mixed: frozenset[str]
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]]
+    samples: int
+    path: int
+
+    def fits(self, name: str, axes: list[SampleAxis | None]) -> bool:
+        """Whether a parameter's uses have their samples where `axes` says, or it is not used here at all."""
+        shapes = self.shapes.get(name, ())
+        return not shapes or (
+            len(shapes) == len(axes)
+            and all(
+                axis is not None and axis.axis < len(shape) and shape[axis.axis] == self.samples * axis.repeat
+                for shape, axis in zip(shapes, axes, strict=True)
+            )
+        )
+
+
+def _seen(problem: Problem, batch: Batch) -> Seen:
+    found = trace(lambda leaves: problem.chunk_outputs(leaves, batch), problem.parameters)
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for name, shape in found.calls:
+        shapes.setdefault(name, []).append(shape)
+    return Seen(
+        {name: layer for name, layer in found.layers.items() if name in problem.parameters},
+        dict(found.bent),
+        frozenset(found.mixed),
+        {name: tuple(each) for name, each in shapes.items()},
+        len(batch),
+        hash(found.path),
+    )
+
+
+def joined(anatomy: Anatomy, chunks: Iterable[Seen]) -> Anatomy:
+    """What holds on all of these chunks as well."""
+    layers, axes, bent = dict(anatomy.layers), dict(anatomy.axes), dict(anatomy.bent)
+    paths = set(anatomy.paths)
+    for seen in chunks:
+        paths.add(seen.path)
+        bent = dict(seen.bent) | bent
+        for name, layer in seen.layers.items():
+            if layers.setdefault(name, layer) != layer or name in seen.mixed:
+                axes.pop(name, None)
+                bent.setdefault(name, "used in more than one form, such as a matrix and its transpose")
+        for name in [name for name, found in axes.items() if not seen.fits(name, found)]:
+            del axes[name]
+            bent.setdefault(name, "used for some samples in another way than for others")
+    return replace(anatomy, layers=layers, axes=axes, bent=bent, paths=paths)
+
+
+def _on_all_data(problem: Problem, anatomy: Anatomy) -> Anatomy:
+    """One pass over the data: what every chunk shows, those of other processes included."""
+    distinct = {(seen.path, seen.samples, tuple(sorted(seen.shapes.items()))): seen for seen in _chunks_seen(problem)}
+    problem.work.add(passes=1)
+    shared = [seen for each in problem.ranks.gather(list(distinct.values())) for seen in each]
+    return joined(anatomy, shared)
+
+
+def _chunks_seen(problem: Problem) -> Iterable[Seen]:
+    for chunk, _ in problem.chunks():
+        yield _seen(problem, chunk)
+
 
 def examine(problem: Problem) -> Anatomy:
-    """Trace the network with two and three samples, then confirm on two what the trace says."""
+    """Trace the network with two and three samples and on every chunk of the data, then confirm on two what that says."""
     if problem.loss_function.whole_batch:
         return _without_outputs(problem)
     with problem.undisturbed():
-        two, three = problem.few_samples(2), problem.few_samples(3)
+        two, three = problem.telling_samples(2), problem.telling_samples(3)
         small = trace(lambda leaves: problem.outputs(leaves, two), problem.parameters)
         large = trace(lambda leaves: problem.outputs(leaves, three), problem.parameters)
         with torch.no_grad():
@@ -62,7 +154,7 @@ def examine(problem: Problem) -> Anatomy:
         layers = {name: layer for name, layer in small.layers.items() if name in problem.parameters}
         if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != 2:
             reason = "the outputs are not one tensor with a row for every sample"
-            return Anatomy(layers, {}, dict.fromkeys(problem.parameters, reason))
+            return _on_all_data(problem, Anatomy(layers, {}, dict.fromkeys(problem.parameters, reason)))
         axes = {
             name: found
             for name, found in sample_axes(small, large, (2, 3)).items()
@@ -71,16 +163,15 @@ def examine(problem: Problem) -> Anatomy:
         spread = sum(math.prod(shape) for name, shape in small.calls if name in layers and len(shape) > 2) // 2
         sizes = {name: layer.matrix(problem.parameters[name])[0, 0].numel() for name, layer in layers.items()}
         work = sum(math.prod(shape) * sizes[name] for name, shape in small.calls if name in layers) // 2
-        return _confirmed(problem, Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread, work), two)
+        anatomy = Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread, work)
+        return _confirmed(problem, _on_all_data(problem, anatomy), two)
 
 
 def _without_outputs(problem: Problem) -> Anatomy:
     """A loss that calls the model itself: layers can be traced, but nothing splits into outputs and ∇²ℓ."""
-    batch = problem.first_chunk()
+    reason = "the loss does not split into outputs and targets"
     with problem.undisturbed():
-        found = trace(lambda leaves: problem.chunk_loss(leaves, batch), problem.parameters)
-    layers = {name: layer for name, layer in found.layers.items() if name in problem.parameters}
-    return Anatomy(layers, {}, dict.fromkeys(problem.parameters, "the loss does not split into outputs and targets"))
+        return _on_all_data(problem, Anatomy({}, {}, dict.fromkeys(problem.parameters, reason)))
 
 
 def _confirmed(problem: Problem, anatomy: Anatomy, batch: Batch) -> Anatomy:

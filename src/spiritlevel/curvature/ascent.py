@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.hessian import Flat
+from spiritlevel.curvature.lanczos import length, unit
 from spiritlevel.problem import Problem
 
 RANDOM_STARTS = 2
@@ -54,8 +55,7 @@ class Ball:
         return self.scale * gradient
 
     def furthest(self, slope: Tensor) -> Tensor:
-        norm = slope.norm()
-        return slope * (self.radius / norm) if bool(norm > 0) else torch.zeros_like(slope)
+        return unit(slope) * self.radius if length(slope) > 0 else torch.zeros_like(slope)
 
     def starts(self, generator: torch.Generator) -> list[Tensor]:
         live = self.scale > 0

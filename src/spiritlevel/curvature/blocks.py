@@ -7,7 +7,7 @@ weight gradient: no pass through the network. δ is kept while it fits a memory 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,8 +55,10 @@ class GaussNewtonBlocks:
 
     def __init__(self, problem: Problem, anatomy: Anatomy, names: Sequence[str], budget: int = DELTA_BUDGET) -> None:
         self.problem, self.names = problem, list(names)
-        self._anatomy = Anatomy(
-            {name: anatomy.layers[name] for name in names}, {name: anatomy.axes[name] for name in names}, anatomy.bent
+        self._anatomy = replace(
+            anatomy,
+            layers={name: anatomy.layers[name] for name in names},
+            axes={name: anatomy.axes[name] for name in names},
         )
         self._budget = budget
         self._chunk_size = problem.part_chunk_size()

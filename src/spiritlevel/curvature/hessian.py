@@ -294,8 +294,7 @@ class HessianProducts:
     ) -> list[Tensor]:
         """(∇L(θ+hv) − ∇L(θ−hv)) / 2h with h at the cube root of the precision, relative to θ and v."""
         values = [parameters[name] for name in self.flat.names]
-        size = sum(float(v.square().sum()) for v in values) ** 0.5
-        length = sum(float(p.square().sum()) for p in parts) ** 0.5
+        size, length = _distance(values), _distance(parts)
         if length == 0:
             return [torch.zeros_like(part) for part in parts]
         step = torch.finfo(values[0].dtype).eps ** (1 / 3) * max(size, 1e-30) / length * 0.1 * stretch
@@ -314,7 +313,7 @@ class HessianProducts:
         of them one may still have its kink within the step, and where the loss is all but zero the gradient has few digits
         left: later trials take shorter and longer steps.
         """
-        few = self.problem.few_samples(2)
+        few = self.problem.telling_samples(2)
         with self.problem.undisturbed():
             try:
                 with self.problem.in_double_precision() as double:
@@ -436,4 +435,4 @@ def _pull_back(edges: Edges, leaves: list[Tensor], vectors: list[Tensor]) -> lis
 
 def _distance(first: list[Tensor], second: list[Tensor] | None = None) -> float:
     parts = first if second is None else [a - b for a, b in zip(first, second, strict=True)]
-    return math.sqrt(sum(float(part.square().sum()) for part in parts))
+    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))

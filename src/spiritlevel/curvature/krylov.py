@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.lanczos import FEWEST, Eigenpair, End, Lanczos
+from spiritlevel.curvature.lanczos import FEWEST, Eigenpair, End, Lanczos, length
 
 # The Krylov vectors of all processes that advance in step: beyond this they restart instead of growing, and where so
 # few vectors would not do, the processes take turns.
@@ -156,7 +156,7 @@ def _blended(search: Lanczos, start: Tensor) -> Tensor:
     if not bool(finished(search).vector.any()):
         return start
     blended = search.blend(POWER)
-    return blended.add(start, alpha=RANDOM * float(blended.norm() / start.norm()))
+    return blended.add(start, alpha=RANDOM * length(blended) / length(start))
 
 
 def finished(process: Lanczos) -> Eigenpair:

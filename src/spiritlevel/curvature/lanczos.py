@@ -87,11 +87,11 @@ class Lanczos:
         self.products = 0
         self._coupling = 0.0
         self.result: Eigenpair | None = None
-        norm = start.norm()
-        if start.numel() == 0 or not bool(norm > 0):
+        norm = length(start)
+        if start.numel() == 0 or not norm > 0:
             self._finish_zero(start)
             return
-        self.request = start / norm
+        self.request = unit(start)
 
     @property
     def done(self) -> bool:
@@ -140,7 +140,7 @@ class Lanczos:
             remainder = remainder - basis.mT @ overlap
             column += overlap.double().cpu()
         self._extend(column)
-        beta = float(remainder.norm())
+        beta = length(remainder)
         values, vectors = torch.linalg.eigh(self._matrix)
         scale = float(values.abs().max())
         rounding = 4 * torch.finfo(product.dtype).eps * scale
@@ -151,7 +151,7 @@ class Lanczos:
             return
         if size + 1 >= self._limit:
             self._restart(values, vectors, beta)
-        self.request = remainder / beta
+        self.request = unit(remainder)
 
     def _append(self, vector: Tensor) -> None:
         if self._size == len(self._basis):
@@ -184,7 +184,7 @@ class Lanczos:
         error = bound + rounding
         self.result = Eigenpair(
             value=value,
-            vector=ritz[0] / ritz[0].norm(),
+            vector=unit(ritz[0]),
             others=ritz[1:].clone(),  # a view would keep the whole of `ritz`
             error=error,
             residual=residual,
@@ -229,6 +229,18 @@ class Lanczos:
         """No direction at all: every block has norm zero, so the only eigenvalue is 0."""
         self.request = start
         self.result = Eigenpair(0.0, torch.zeros_like(start), start.new_zeros(0, start.numel()), 0.0, 0.0, True, 0)
+
+
+def length(vector: Tensor) -> float:
+    """‖v‖ with its squares in double precision: in single precision they overflow from 1e19 on, and vanish below 1e-19."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+
+
+def unit(vector: Tensor) -> Tensor:
+    """v/‖v‖, divided twice: the norm of a vector in single precision need not be a single precision number."""
+    largest = vector.abs().max()
+    scaled = vector / largest
+    return scaled / length(scaled)
 
 
 def eigenpair(

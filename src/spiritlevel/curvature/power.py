@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from spiritlevel.curvature.lanczos import Eigenpair
+from spiritlevel.curvature.lanczos import Eigenpair, length, unit
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,20 @@ def power_method(
     values: list[float] = []
     changes: list[float] = []
     nothing = start.new_zeros(0, start.numel())
-    norm = start.norm()
-    if not bool(norm > 0):
+    if not length(start) > 0:
         return PowerIteration(Eigenpair(0.0, start, nothing, 0.0, 0.0, True, 0), values, changes)
-    vector = start / norm
+    vector = unit(start)
     residual = float("inf")
     while len(values) < most_products and (not changes or changes[-1] > tolerance):
         image = matvec(vector)
         values.append(float(vector @ image))
-        residual = float((image - values[-1] * vector).norm())
-        size = image.norm()
-        if not bool(size > 0):
+        residual = length(image - values[-1] * vector)
+        if not length(image) > 0:
             changes.append(0.0)
             break
-        changes.append(float((image / size - vector).norm()))
-        vector = image / size
+        following = unit(image)
+        changes.append(length(following - vector))
+        vector = following
     converged = changes[-1] <= tolerance
     return PowerIteration(
         Eigenpair(values[-1], vector, nothing, residual, residual, converged, len(values)), values, changes

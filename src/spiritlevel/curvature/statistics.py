@@ -141,6 +141,7 @@ class TappedChunk:
         with problem.undisturbed(), torch.enable_grad():
             with self._tap:
                 outputs = problem.outputs(leaves, chunk)
+            anatomy.check_path(problem, chunk, self._tap.path)
             self._graph: Tensor = outputs
             self.outputs: Tensor = outputs.detach()
             probe = self.outputs.clone().requires_grad_()

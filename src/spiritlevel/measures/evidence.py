@@ -16,7 +16,7 @@ from spiritlevel.curvature.blocks import GaussNewtonBlocks
 from spiritlevel.curvature.estimate import Estimates, few_groups_factor, mean_of, probe
 from spiritlevel.curvature.hessian import HessianProducts, loss_objective, remainder_objective
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
-from spiritlevel.curvature.lanczos import Eigenpair
+from spiritlevel.curvature.lanczos import Eigenpair, length
 from spiritlevel.curvature.statistics import (
     COLUMNS,
     DIAGONAL,
@@ -263,7 +263,7 @@ class Evidence:
         if name == "identity":
             return torch.cat([torch.ones_like(value).reshape(-1) for value in values])
         if name == "block norms":
-            return torch.cat([value.norm().expand(value.numel()) for value in values])
+            return torch.cat([value.new_tensor(length(value)).expand(value.numel()) for value in values])
         return torch.cat([value.abs().reshape(-1) for value in values])
 
     @cached_property
