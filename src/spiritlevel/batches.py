@@ -122,7 +122,7 @@ class Data:
             start += len(batch)
             if len(rows):
                 chosen.append(batch.map(lambda leaf, rows=rows: leaf[rows.to(leaf.device)]))  # type: ignore[misc]
-        whole = _join(chosen)
+        whole = join(chosen)
         return Data(chosen if whole is None else (whole.inputs, whole.targets))
 
     def _changed(self, what: str) -> str:
@@ -144,7 +144,7 @@ class Data:
         waiting: Batch | None = None
         for batch in self._parts(*part):
             if waiting is not None:
-                joined = _join([waiting, batch])
+                joined = join([waiting, batch])
                 if joined is None:
                     yield waiting
                 batch = batch if joined is None else joined
@@ -263,7 +263,7 @@ def _same(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
     )
 
 
-def _join(batches: Sequence[Batch]) -> Batch | None:
+def join(batches: Sequence[Batch]) -> Batch | None:
     """All in one, or None where their shapes do not allow it."""
     columns = [tree_leaves((batch.inputs, batch.targets)) for batch in batches]
     first = columns[0]

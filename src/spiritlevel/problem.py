@@ -20,6 +20,7 @@ from spiritlevel.losses import Loss, in_double, logits_of, recording, resolve_lo
 from spiritlevel.quiet import undisturbed
 from spiritlevel.ranks import current_ranks
 from spiritlevel.rewrites import PlainDerivatives
+from spiritlevel.survey import Survey, survey
 
 Parameters = dict[str, Tensor]
 
@@ -28,8 +29,6 @@ CHUNK_BYTES = 32 << 20
 LARGEST_CHUNK = 1024
 # Matrices with entries of this size, or as small, are measured in double precision.
 EXTREME = 1e5
-# So many samples, spread over the data, are looked at for those that checks are made on.
-CANDIDATES = 64
 
 
 @dataclass
@@ -179,6 +178,11 @@ class Problem:
             count = self._count(chunk) if self._whole is None else self._counts[index]
             yield self._placed(chunk), count / self.total_count
 
+    def weight_of(self, batch: Batch) -> float:
+        """The weight of a batch in the mean over all data."""
+        count = self._count(batch) if self._whole is None else self.whole_loss(self.parameters, batch)[1]
+        return count / self.total_count
+
     def _own(self, size: int) -> Iterator[Batch]:
         """The chunks of this process's part of the data."""
         return self.data.chunks(size, divide=self._whole is None, part=(self.ranks.rank, self.ranks.size))
@@ -203,30 +207,21 @@ class Problem:
         return first[torch.arange(count, device=self.device) % min(len(first), count)]
 
     def telling_samples(self, count: int) -> Batch:
-        """A batch of exactly `count` samples that say the most about the loss among some spread over all of the data.
+        """A batch of exactly `count` samples, those whose losses slope the most; the batch with the largest loss if whole.
 
         The first samples may be blank or of one class, and where the loss does not slope there is nothing to check.
-        Repeated where there are fewer; the batch with the largest loss where batches stay whole.
+        Repeated where there are fewer.
         """
-        samples = self._telling
+        samples = self.survey.heavy.batch
+        assert samples is not None
         if self._whole is not None:
             return samples
         return samples[torch.arange(count, device=self.device) % min(len(samples), count)]
 
     @functools.cached_property
-    def _telling(self) -> Batch:
-        """The candidates, the most telling ones first."""
-        if self._whole is not None:
-            return self._batch_with_largest_loss()
-        samples = self.data.samples
-        spread = torch.linspace(0, samples - 1, min(samples, CANDIDATES)).round().long().unique()
-        batch = self._placed(next(self.data.select(spread).chunks(CANDIDATES)))
-        with self.undisturbed(), torch.no_grad():
-            outputs = self.outputs(self.parameters, batch)
-        if not isinstance(outputs, Tensor) or not outputs.dim() or len(outputs) != len(batch):
-            return batch
-        slopes = self.slopes(outputs, batch).flatten(1).abs().amax(1)
-        return batch[slopes.argsort(descending=True, stable=True)]
+    def survey(self) -> Survey:
+        """What one pass over all of the data shows: what runs, and which samples matter."""
+        return survey(self)
 
     def slopes(self, outputs: Tensor, batch: Batch) -> Tensor:
         """∂ℓ_n/∂f_n for every sample of a batch."""
@@ -235,20 +230,18 @@ class Problem:
             (slope,) = torch.autograd.grad(self.loss_function.mean(leaf, batch.targets), leaf)
         return slope * len(batch)
 
-    def _batch_with_largest_loss(self) -> Batch:
-        with self.undisturbed(), torch.no_grad():
-            batches = (self._placed(batch) for batch in self.data)
-            return max(batches, key=lambda batch: float(self.whole_loss(self.parameters, batch)[0]))
-
     @contextlib.contextmanager
-    def in_double_precision(self) -> Iterator[Callable[[Batch], Batch]]:
-        """Frozen tensors and buffers in float64 inside; yields the function that makes a batch fit."""
-        fixed = self.fixed
-        self.fixed = {name: _as_precision(tensor, torch.float64) for name, tensor in fixed.items()}
+    def in_precision(self, dtype: torch.dtype) -> Iterator[Callable[[Batch], Batch]]:
+        """All tensors of the model in this precision inside; yields the function that makes a batch fit."""
+        kept = self.parameters, self.fixed, self.dtype
+        self.parameters, self.fixed = (
+            {name: _as_precision(tensor, dtype) for name, tensor in tensors.items()} for tensors in kept[:2]
+        )
+        self.dtype = dtype
         try:
-            yield lambda batch: batch.map(lambda leaf: _as_precision(leaf, torch.float64))
+            yield lambda batch: batch.map(lambda leaf: _as_precision(leaf, dtype))
         finally:
-            self.fixed = fixed
+            self.parameters, self.fixed, self.dtype = kept
 
     def leaves(self, parameters: Mapping[str, Tensor] | None = None) -> Parameters:
         """Handles on the parameters that record gradients; the data behind them is shared, `.grad` is not."""

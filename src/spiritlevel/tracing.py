@@ -53,6 +53,7 @@ class Tracer(ParameterMode):
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__(parameters)
+        self.parameters = parameters
         self.trace = Trace()
         self._seen: set[str] = set()
         self._kinds: dict[str, str] = {}
@@ -184,15 +185,20 @@ def _twice(sets: list[frozenset[str]]) -> frozenset[str]:
 
 def trace(run: Callable[[dict[str, Tensor]], Any], parameters: Mapping[str, Tensor]) -> Trace:
     """Follow one forward pass `run(parameters)`, which returns the outputs."""
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-    tracer = Tracer(leaves)
+    tracer = Tracer({name: tensor.detach().requires_grad_() for name, tensor in parameters.items()})
+    traced(tracer, run)
+    return tracer.trace
+
+
+def traced(tracer: Tracer, run: Callable[[dict[str, Tensor]], Any]) -> Any:
+    """The outputs of a forward pass that `tracer` has followed."""
     with torch.enable_grad(), tracer:
-        outputs = run(leaves)
+        outputs = run(dict(tracer.parameters))
     reached: frozenset[str] = frozenset()
     for leaf in tree_leaves(outputs):
         reached |= tracer.depends(leaf)
-    for name in leaves:
+    for name in tracer.parameters:
         if name not in reached:
             tracer.bend([name], "its way to the outputs could not be followed")
     tracer.trace.path = tuple(tracer.path)
-    return tracer.trace
+    return outputs

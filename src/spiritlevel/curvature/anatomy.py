@@ -18,6 +18,7 @@ from spiritlevel.curvature.taps import SampleAxis, sample_axes
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.layers import Layer
 from spiritlevel.problem import Problem
+from spiritlevel.survey import Seen, seen_on
 from spiritlevel.tracing import trace
 
 Axes = Mapping[str, list[SampleAxis | None]]
@@ -59,7 +60,7 @@ class Anatomy:
         """Refuse a batch that runs through other operations than those looked at, if that makes any of this untrue."""
         if hash(tuple(path)) in self.paths:
             return
-        found = joined(self, [_seen(problem, batch)])
+        found = joined(self, [seen_on(problem, batch)])
         changed = [name for name in self.axes if self.exact(name) and not found.exact(name)]
         if changed:
             raise SpiritLevelError(
@@ -68,47 +69,6 @@ class Anatomy:
                 "(model, batch) -> (mean, count), which keeps your batches as they are"
             )
         self.paths.add(hash(tuple(path)))
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the trace of one chunk of the data showed.
-
-    `shapes` has the shapes of the results of every parameter's uses, in order; `samples` is how many the chunk has.
-    """
-
-    layers: Mapping[str, Layer]
-    bent: Mapping[str, str]
-    mixed: frozenset[str]
-    shapes: Mapping[str, tuple[tuple[int, ...], ...]]
-    samples: int
-    path: int
-
-    def fits(self, name: str, axes: list[SampleAxis | None]) -> bool:
-        """Whether a parameter's uses have their samples where `axes` says, or it is not used here at all."""
-        shapes = self.shapes.get(name, ())
-        return not shapes or (
-            len(shapes) == len(axes)
-            and all(
-                axis is not None and axis.axis < len(shape) and shape[axis.axis] == self.samples * axis.repeat
-                for shape, axis in zip(shapes, axes, strict=True)
-            )
-        )
-
-
-def _seen(problem: Problem, batch: Batch) -> Seen:
-    found = trace(lambda leaves: problem.chunk_outputs(leaves, batch), problem.parameters)
-    shapes: dict[str, list[tuple[int, ...]]] = {}
-    for name, shape in found.calls:
-        shapes.setdefault(name, []).append(shape)
-    return Seen(
-        {name: layer for name, layer in found.layers.items() if name in problem.parameters},
-        dict(found.bent),
-        frozenset(found.mixed),
-        {name: tuple(each) for name, each in shapes.items()},
-        len(batch),
-        hash(found.path),
-    )
 
 
 def joined(anatomy: Anatomy, chunks: Iterable[Seen]) -> Anatomy:
@@ -122,23 +82,22 @@ def joined(anatomy: Anatomy, chunks: Iterable[Seen]) -> Anatomy:
             if layers.setdefault(name, layer) != layer or name in seen.mixed:
                 axes.pop(name, None)
                 bent.setdefault(name, "used in more than one form, such as a matrix and its transpose")
-        for name in [name for name, found in axes.items() if not seen.fits(name, found)]:
+        for name in [name for name, found in axes.items() if not _fits(seen, name, found)]:
             del axes[name]
             bent.setdefault(name, "used for some samples in another way than for others")
     return replace(anatomy, layers=layers, axes=axes, bent=bent, paths=paths)
 
 
-def _on_all_data(problem: Problem, anatomy: Anatomy) -> Anatomy:
-    """One pass over the data: what every chunk shows, those of other processes included."""
-    distinct = {(seen.path, seen.samples, tuple(sorted(seen.shapes.items()))): seen for seen in _chunks_seen(problem)}
-    problem.work.add(passes=1)
-    shared = [seen for each in problem.ranks.gather(list(distinct.values())) for seen in each]
-    return joined(anatomy, shared)
-
-
-def _chunks_seen(problem: Problem) -> Iterable[Seen]:
-    for chunk, _ in problem.chunks():
-        yield _seen(problem, chunk)
+def _fits(seen: Seen, name: str, axes: list[SampleAxis | None]) -> bool:
+    """Whether a parameter's uses have their samples where `axes` says, or it is not used here at all."""
+    shapes = seen.shapes.get(name, ())
+    return not shapes or (
+        len(shapes) == len(axes)
+        and all(
+            axis is not None and axis.axis < len(shape) and shape[axis.axis] == seen.samples * axis.repeat
+            for shape, axis in zip(shapes, axes, strict=True)
+        )
+    )
 
 
 def examine(problem: Problem) -> Anatomy:
@@ -154,7 +113,7 @@ def examine(problem: Problem) -> Anatomy:
         layers = {name: layer for name, layer in small.layers.items() if name in problem.parameters}
         if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != 2:
             reason = "the outputs are not one tensor with a row for every sample"
-            return _on_all_data(problem, Anatomy(layers, {}, dict.fromkeys(problem.parameters, reason)))
+            return joined(Anatomy(layers, {}, dict.fromkeys(problem.parameters, reason)), problem.survey.seen)
         axes = {
             name: found
             for name, found in sample_axes(small, large, (2, 3)).items()
@@ -164,14 +123,13 @@ def examine(problem: Problem) -> Anatomy:
         sizes = {name: layer.matrix(problem.parameters[name])[0, 0].numel() for name, layer in layers.items()}
         work = sum(math.prod(shape) * sizes[name] for name, shape in small.calls if name in layers) // 2
         anatomy = Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread, work)
-        return _confirmed(problem, _on_all_data(problem, anatomy), two)
+        return _confirmed(problem, joined(anatomy, problem.survey.seen), two)
 
 
 def _without_outputs(problem: Problem) -> Anatomy:
     """A loss that calls the model itself: layers can be traced, but nothing splits into outputs and ∇²ℓ."""
     reason = "the loss does not split into outputs and targets"
-    with problem.undisturbed():
-        return _on_all_data(problem, Anatomy({}, {}, dict.fromkeys(problem.parameters, reason)))
+    return joined(Anatomy({}, {}, dict.fromkeys(problem.parameters, reason)), problem.survey.seen)
 
 
 def _confirmed(problem: Problem, anatomy: Anatomy, batch: Batch) -> Anatomy:

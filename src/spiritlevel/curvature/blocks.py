@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from spiritlevel.batches import Batch
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.hessian import MOST_IN_PART, spread_part
 from spiritlevel.curvature.statistics import TappedChunk
@@ -77,6 +78,13 @@ class GaussNewtonBlocks:
         share = self._part_share
         self.problem.work.add(passes=share, products=share)
         return self._sum(vectors, self._part(), 1 / share)
+
+    def forms(self, batch: Batch, vectors: Mapping[str, Tensor]) -> list[float]:
+        """v_lᵀ G_l v_l of one batch's mean for every named layer, in the problem's present precision."""
+        chunk = self._pull(TappedChunk(self.problem, self._anatomy, batch, inputs=False), batch.targets, 1.0)
+        fitted = {name: vector.to(self.problem.parameters_like()) for name, vector in vectors.items()}
+        images = {name: _product(chunk.layers.get(name, []), chunk.shares, vector) for name, vector in fitted.items()}
+        return [float((vector.double() * images[name].double()).sum()) for name, vector in fitted.items()]
 
     def has_part(self) -> bool:
         """Whether a tenth of the data is kept; pulls the columns back if that has not happened yet."""

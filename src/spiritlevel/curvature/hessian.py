@@ -304,6 +304,22 @@ class HessianProducts:
             sides.append(self._gradient(dict(zip(self.flat.names, moved, strict=True)), chunk))
         return [(plus - minus) / (2 * step) for plus, minus in zip(*sides, strict=True)]
 
+    @property
+    def order(self) -> float:
+        """The power of the precision that the error of a product goes with."""
+        return 2 / 3 if self.method == "central differences" else 1.0
+
+    def forms(self, batch: Batch, vectors: Sequence[Mapping[str, Tensor]]) -> list[float]:
+        """vᵀHv of one batch's mean for every vector on some parameters, in the problem's present precision."""
+        like = self.problem.parameters_like()
+        content = self._graph(batch, 1.0)[0] if self.method == "kept graph" else batch
+        found = []
+        for vector in vectors:
+            fitted = {name: part.to(like) for name, part in vector.items()}
+            images = self._restricted_product((content, 1.0), fitted)
+            found.append(sum(float((part.double() * images[name].double()).sum()) for name, part in fitted.items()))
+        return found
+
     # --- preflight -----------------------------------------------------------------------------------------------
 
     def _preflight(self) -> Method:
@@ -316,7 +332,7 @@ class HessianProducts:
         few = self.problem.telling_samples(2)
         with self.problem.undisturbed():
             try:
-                with self.problem.in_double_precision() as double:
+                with self.problem.in_precision(torch.float64) as double:
                     return self._choose(double(few), torch.float64, 1e-3)
             except RuntimeError as error:
                 if "dtype" not in str(error) and "type" not in str(error):
@@ -384,7 +400,9 @@ class HessianProducts:
             raise SpiritLevelError(
                 f"the second derivative of this network cannot be trusted: {told}. Some operation of the network has a "
                 "wrong double backward, or its gradient jumps where it should be smooth. torch's old "
-                "torch.nn.utils.weight_norm is a known case: fold it into the weight with remove_weight_norm"
+                "torch.nn.utils.weight_norm is a known case: fold it into the weight with remove_weight_norm. Or the loss is "
+                "written so that rounding leaves nothing of its slope where it is small: use torch's cross_entropy, "
+                "log_softmax or binary_cross_entropy_with_logits, whose digits are kept"
             )
         self.notes.append(f"curvature products by central differences of gradients: {told}")
         return "central differences"

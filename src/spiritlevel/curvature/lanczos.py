@@ -143,8 +143,8 @@ class Lanczos:
         beta = length(remainder)
         values, vectors = torch.linalg.eigh(self._matrix)
         scale = float(values.abs().max())
-        rounding = 4 * torch.finfo(product.dtype).eps * scale
-        exhausted = beta <= 4 * rounding or size >= product.numel()
+        rounding = 16 * torch.finfo(product.dtype).eps * scale
+        exhausted = beta <= rounding or size >= product.numel()
         self._coupling = 0.0 if exhausted else beta
         self._judge(values, vectors, self._coupling, rounding, exhausted)
         if self.done:

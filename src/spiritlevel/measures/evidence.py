@@ -11,12 +11,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from spiritlevel.batches import Batch
 from spiritlevel.curvature.anatomy import Anatomy, examine
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
 from spiritlevel.curvature.estimate import Estimates, few_groups_factor, mean_of, probe
 from spiritlevel.curvature.hessian import HessianProducts, loss_objective, remainder_objective
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair, length
+from spiritlevel.curvature.rounding import rounding_errors, widened
 from spiritlevel.curvature.statistics import (
     COLUMNS,
     DIAGONAL,
@@ -272,9 +274,12 @@ class Evidence:
         wanted = [(functools.partial(self.scaling, each.scaling), each.end) for each in self.needs.operators]
         start = torch.randn(self.products.flat.size, generator=self.generator("start"), dtype=torch.float64)
         start = start.to(self.problem.parameters_like())
-        return dict(
-            zip(self.needs.operators, scaled_eigenpairs(self.products, wanted, start, self.tolerance), strict=True)
-        )
+        pairs = scaled_eigenpairs(self.products, wanted, start, self.tolerance)
+        split = self.products.flat.to_dict
+        vectors = [split(scaling() * pair.vector) for (scaling, _), pair in zip(wanted, pairs, strict=True)]
+        errors = rounding_errors(self.problem, lambda batch: self.products.forms(batch, vectors), self.products.order)
+        pairs = [widened(pair, error, self.tolerance) for pair, error in zip(pairs, errors, strict=True)]
+        return dict(zip(self.needs.operators, pairs, strict=True))
 
     @cached_property
     def layer_eigenpairs(self) -> Mapping[str, Eigenpair]:
@@ -294,11 +299,30 @@ class Evidence:
                 self.products.release()  # one budget at a time: these blocks keep deltas instead of graphs
             blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact)
             part = blocks.on_part if blocks.has_part() else None
-            found |= block_eigenpairs(blocks, part, shapes, {name: start[name] for name in exact}, self.tolerance)
+            pairs = block_eigenpairs(blocks, part, shapes, {name: start[name] for name in exact}, self.tolerance)
+            found |= self._widened(pairs, blocks.forms)
         if others:
             starts = {name: start[name] for name in others}
-            found |= block_eigenpairs(self._block_products, None, shapes, starts, self.tolerance)
+            pairs = block_eigenpairs(self._block_products, None, shapes, starts, self.tolerance)
+            found |= self._widened(pairs, self._block_forms, self.products.order)
         return {name: found[name] for name in self.anatomy.layers}
+
+    def _widened(
+        self,
+        pairs: Mapping[str, Eigenpair],
+        forms: Callable[[Batch, Mapping[str, Tensor]], list[float]],
+        order: float = 1.0,
+    ) -> dict[str, Eigenpair]:
+        """Eigenpairs of blocks with what rounding did in their errors."""
+        vectors = {name: pair.vector.view(self.problem.parameters[name].shape) for name, pair in pairs.items()}
+        errors = rounding_errors(self.problem, lambda batch: forms(batch, vectors), order)
+        return {
+            name: widened(pair, error, self.tolerance)
+            for (name, pair), error in zip(pairs.items(), errors, strict=True)
+        }
+
+    def _block_forms(self, batch: Batch, vectors: Mapping[str, Tensor]) -> list[float]:
+        return self.products.forms(batch, [{name: vector} for name, vector in vectors.items()])
 
     def _block_products(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
         images = self.products.within([{name: vector} for name, vector in vectors.items()])
