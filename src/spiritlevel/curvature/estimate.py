@@ -4,13 +4,14 @@ Where a network is not piecewise linear in a parameter, its block of the Hessian
 sweep has, plus a remainder. Only the remainder is probed with random signs v: E[v ⊙ Rv] is its diagonal, and signs on
 whole rows (columns) of W give w_jᵀ R_jj w_j of all of them at once. A parameter is probed only as long as its error is
 above the tolerance. A few parameters are probed one by one, so that no other block adds variance; many are probed by
-one vector, which adds the variance of the blocks between them and costs one product instead of many.
+one vector, which adds the variance of the blocks between them and costs one product instead of many. Where the probes
+still to be drawn are as many as a block has entries, products with its unit vectors give the block itself instead.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +26,10 @@ from spiritlevel.layers import Layer
 MOST_ALONE = 8
 # Probe vectors and their images in one pass over the data, together; larger models take a pass for every statistic.
 PASS_BUDGET = 1 << 30
+# Unit vectors whose products are taken in one pass.
+UNIT_VECTORS = 64
+
+Open = list[tuple[str, str]]  # what is still probed: statistic and parameter
 
 
 @functools.cache
@@ -38,23 +43,31 @@ def few_groups_factor(groups: int) -> float:
 
 @dataclass
 class Probed:
-    """Group means of one estimated quantity: (GROUPS, *shape), each over `probes / GROUPS` probes."""
+    """Group means of one estimated quantity: (GROUPS, *shape), each over `probes / GROUPS` probes; (1, *shape) if exact."""
 
     groups: Tensor
     probes: int = 0
-    settled: bool = False
+
+    @property
+    def exact(self) -> bool:
+        return len(self.groups) == 1
 
     def mean(self) -> Tensor:
         return mean_of(list(self.groups))
-
-    def without(self, group: int) -> Tensor:
-        """The mean with one group left out."""
-        return mean_of([each for index, each in enumerate(self.groups) if index != group])
 
     def total_error(self) -> float:
         """Standard error of the sum over all entries."""
         totals = torch.stack([group.sum(dtype=torch.float64) for group in self.groups])
         return few_groups_factor(len(totals)) * float(totals.std(correction=1) / len(totals) ** 0.5)
+
+    def still_needed(self, known: Tensor | None, tolerance: float, most_probes: int) -> int:
+        """Probes until the error of the total is within the tolerance, as far as one can tell, or until they run out."""
+        goal = tolerance * float((self.mean() + (0 if known is None else known)).sum().abs())
+        error = self.total_error()
+        if error <= goal:
+            return 0
+        needed = self.probes * (error / goal) ** 2 if goal else float("inf")
+        return int(min(needed, most_probes)) - self.probes
 
 
 def mean_of(arrays: Sequence[Tensor]) -> Tensor:
@@ -72,14 +85,25 @@ class Estimates:
     found: dict[str, dict[str, Probed]] = field(default_factory=dict)
     products: int = 0
 
-    def settled(self) -> bool:
-        return all(probed.settled for kind in self.found.values() for probed in kind.values())
+    def inexact(self) -> frozenset[str]:
+        """The parameters of which something is known up to a standard error only."""
+        return frozenset(name for kind in self.found.values() for name, probed in kind.items() if not probed.exact)
+
+
+def merged(parts: Iterable[Estimates]) -> Estimates:
+    """Estimates of different parameters as one."""
+    together = Estimates()
+    for part in parts:
+        together.products += part.products
+        for kind, entries in part.found.items():
+            together.found.setdefault(kind, {}).update(entries)
+    return together
 
 
 def probe(
     products: HessianProducts,
     layers: Mapping[str, Layer],
-    bent: list[str],
+    bent: Sequence[str],
     wanted: frozenset[str],
     known: Mapping[str, Mapping[str, Tensor]],
     *,
@@ -94,25 +118,84 @@ def probe(
     estimates = Estimates()
     open_kinds = [(kind, name) for kind in (DIAGONAL, ROWS, COLUMNS) if kind in wanted for name in bent]
     open_kinds = [(kind, name) for kind, name in open_kinds if kind == DIAGONAL or name in layers]
+    every = list(open_kinds)
+    left = dict.fromkeys(open_kinds, GROUPS)  # the first round is drawn in any case
     rounds = 0
     while open_kinds and rounds * GROUPS < most_probes:
-        for group in range(GROUPS):
+        formed = blocks_worth_forming(products, open_kinds, left)
+        for name in formed:
+            _form(products, layers.get(name), name, [kind for kind, other in every if other == name], estimates)
+        open_kinds = [(kind, name) for kind, name in open_kinds if name not in formed]
+        for group in range(GROUPS if open_kinds else 0):
             _one_round(products, layers, open_kinds, group, rounds, estimates, generator)
         rounds += 1
         for kind, name in open_kinds:
             probed = estimates.found[kind][name]
             probed.probes = rounds * GROUPS
-            exact = known.get(kind, {}).get(name)
-            size = float((probed.mean() + (0 if exact is None else exact)).sum().abs())
-            probed.settled = probed.total_error() <= tolerance * size
-        open_kinds = [(kind, name) for kind, name in open_kinds if not estimates.found[kind][name].settled]
+            left[kind, name] = probed.still_needed(known.get(kind, {}).get(name), tolerance, most_probes)
+        open_kinds = [(kind, name) for kind, name in open_kinds if left[kind, name] > 0]
     return estimates
+
+
+def blocks_worth_forming(products: HessianProducts, open_kinds: Open, left: Mapping[tuple[str, str], int]) -> list[str]:
+    """The parameters whose blocks take no more products with unit vectors than there are probes still to be drawn.
+
+    Probed one by one, every parameter counts for itself; probed together, they must all be formed to save anything. A
+    central difference is no exact product, so that nothing is formed from those.
+    """
+    if products.method == "central differences":
+        return []
+    names = list(dict.fromkeys(name for _, name in open_kinds))
+    size = {name: products.problem.parameters[name].numel() for name in names}
+    if all(sum(kind == other for other, _ in open_kinds) <= MOST_ALONE for kind in (DIAGONAL, ROWS, COLUMNS)):
+        return [name for name in names if size[name] <= sum(left[each] for each in open_kinds if each[1] == name)]
+    together = {kind: max(left[kind, name] for other, name in open_kinds if other == kind) for kind, _ in open_kinds}
+    return names if sum(size.values()) <= sum(together.values()) else []
+
+
+def _form(
+    products: HessianProducts, layer: Layer | None, name: str, kinds: Sequence[str], estimates: Estimates
+) -> None:
+    """The exact statistics of one parameter, from its block of the Hessian."""
+    weight = products.problem.parameters[name]
+    units = torch.eye(weight.numel(), dtype=weight.dtype, device=weight.device)
+    images: list[Tensor] = []
+    for some in units.split(UNIT_VECTORS):
+        found = products.within([{name: unit.view(weight.shape)} for unit in some])
+        images += [image[name].reshape(-1).double() for image in found]
+    estimates.products += len(units)
+    block = torch.stack(images)
+    for kind in kinds:
+        exact = block.diagonal().reshape(weight.shape) if kind == DIAGONAL else _forms(kind, block, weight, layer)
+        estimates.found.setdefault(kind, {})[name] = Probed(exact.unsqueeze(0))
+
+
+def _forms(kind: str, block: Tensor, weight: Tensor, layer: Layer | None) -> Tensor:
+    """w_jᵀ B_jj w_j for every row or column j, from the block B."""
+    assert layer is not None
+    owner = _owners(kind, layer, weight)
+    w = weight.reshape(-1).double()
+    same = owner.unsqueeze(1) == owner
+    shares = w * ((block * same) @ w)
+    return w.new_zeros(int(owner.max()) + 1).index_add_(0, owner, shares)
+
+
+def _owners(kind: str, layer: Layer, weight: Tensor) -> Tensor:
+    """The number of the row or column that every entry of the weight, in the order it is stored, belongs to."""
+    places = layer.matrix(torch.arange(weight.numel(), device=weight.device).reshape(weight.shape))
+    blocks, rows, columns, _ = places.shape
+    count = rows if kind == ROWS else columns
+    numbers = torch.arange(blocks * count, device=weight.device)
+    numbers = numbers.view(blocks, rows, 1, 1) if kind == ROWS else numbers.view(blocks, 1, columns, 1)
+    owner = torch.empty(weight.numel(), dtype=torch.long, device=weight.device)
+    owner[places.reshape(-1)] = numbers.expand_as(places).reshape(-1)
+    return owner
 
 
 def _one_round(
     products: HessianProducts,
     layers: Mapping[str, Layer],
-    kinds: list[tuple[str, str]],
+    kinds: Open,
     group: int,
     rounds: int,
     estimates: Estimates,

@@ -9,8 +9,9 @@ accumulated chunk by chunk; nothing grows with the data.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -65,12 +66,32 @@ class Sums:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The result of one sweep: exact sums, or the means of groups of independent draws where columns were sampled."""
+    """The result of one sweep, which nobody changes.
 
-    groups: list[Sums]
+    Attributes:
+        found: Statistic → parameter → its exact sum, alone, or the means of groups of independent draws where columns
+            were sampled.
+        loss: L(θ).
+        num_columns: Columns of ∇²ℓ a sample.
+        sampled: Whether columns were drawn.
+    """
+
+    found: Mapping[str, Mapping[str, tuple[Tensor, ...]]]
     loss: float
     num_columns: int
     sampled: bool
+
+
+def _frozen(groups: list[Sums]) -> Mapping[str, Mapping[str, tuple[Tensor, ...]]]:
+    """Statistic → parameter → draws, for reading only."""
+    found: dict[str, Mapping[str, tuple[Tensor, ...]]] = {}
+    for kind in STATISTICS:
+        stores: list[dict[str, Tensor]] = [getattr(sums, kind) for sums in groups]
+        names = dict.fromkeys(name for store in stores for name in store)
+        found[kind] = MappingProxyType(
+            {name: tuple(store[name] for store in stores if name in store) for name in names}
+        )
+    return MappingProxyType(found)
 
 
 def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator: torch.Generator) -> Sweep:
@@ -99,7 +120,7 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
     for sums in groups:
         for kind in STATISTICS:
             problem.ranks.sum_named(getattr(sums, kind))
-    return Sweep(groups, problem.ranks.total(loss), num_columns, sampled)
+    return Sweep(_frozen(groups), problem.ranks.total(loss), num_columns, sampled)
 
 
 def samples_columns(problem: Problem, anatomy: Anatomy, columns: int) -> bool:

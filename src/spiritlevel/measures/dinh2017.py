@@ -122,7 +122,7 @@ def _copies(
 
 
 _norm_compute, _norm_needs = from_eigenpair(PLAIN, lambda pair: abs(pair.value))
-_trace_compute, _trace_needs = from_statistics(_trace, frozenset([TRACE]), everything=True)
+_trace_compute, _trace_needs = from_statistics(_trace, frozenset([TRACE]), everything=True, shape="linear")
 
 MEASURES = (
     Measure(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,18 +15,16 @@ from torch import Tensor
 from spiritlevel.batches import Batch
 from spiritlevel.curvature.anatomy import Anatomy, examine
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
-from spiritlevel.curvature.estimate import Estimates, few_groups_factor, mean_of, probe
-from spiritlevel.curvature.hessian import HessianProducts, loss_objective, remainder_objective
+from spiritlevel.curvature.estimate import Estimates, mean_of, merged, probe
+from spiritlevel.curvature.hessian import HessianProducts, remainder_objective
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair, length
 from spiritlevel.curvature.rounding import rounding_errors, widened
 from spiritlevel.curvature.statistics import (
-    COLUMNS,
     DIAGONAL,
     FISHER,
     GROUPS,
     MOST_COLUMNS,
-    ROWS,
     STATISTICS,
     TRACE,
     Sweep,
@@ -76,55 +75,118 @@ class _InDouble(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Where the statistics of every parameter come from, decided once.
+
+    Attributes:
+        swept: The parameters whose Gauss–Newton part is the sweep's.
+        remainder: Those among them to which probes of H less its Gauss–Newton matrix are added.
+        whole: The parameters whose blocks of H are probed whole; what the sweep has of them is not used.
+    """
+
+    swept: frozenset[str]
+    remainder: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+
+
+def sources_of(names: Sequence[str], anatomy: Anatomy, separable: Callable[[], bool]) -> Sources:
+    """The sources of the parameters in `names`; `separable` says whether products with the remainder can be had."""
+    bent = [name for name in names if not anatomy.exact(name)]
+    readable = tuple(name for name in bent if name in anatomy.axes)
+    if readable and separable():
+        whole = tuple(name for name in bent if name not in anatomy.axes)
+        return Sources(frozenset(anatomy.axes), readable, whole)
+    return Sources(frozenset(anatomy.axes).difference(bent), (), tuple(bent))
+
+
+def combined(
+    kinds: frozenset[str], sources: Sources, swept: Sweep | None, estimates: Estimates, groups: Sequence[int]
+) -> dict[str, dict[str, Tensor]]:
+    """Statistic → parameter → what its sources say, estimated parts as the mean of these groups."""
+    arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
+    for kind in kinds:
+        for name, draws in swept.found[kind].items() if swept is not None else ():
+            if name in sources.swept or kind == FISHER:
+                arrays[kind][name] = mean_over(draws, groups)
+        for name, probed in estimates.found.get(kind, {}).items():
+            part = mean_over(tuple(probed.groups), groups)
+            arrays[kind][name] = arrays[kind][name] + part if name in arrays[kind] else part
+    return arrays
+
+
+def mean_over(draws: Sequence[Tensor], groups: Sequence[int]) -> Tensor:
+    """The mean of these groups of draws, or the exact array where there is only one."""
+    return mean_of(draws if len(draws) == 1 else [draws[group] for group in groups])
+
+
+@dataclass
+class Gathered:
+    """What has been found out so far; None where nobody has asked."""
+
+    anatomy: Anatomy | None = None
+    products: HessianProducts | None = None
+    swept: Sweep | None = None
+    estimates: Estimates | None = None
+    slow_fisher: dict[str, Tensor] | None = None
+    loss: float | None = None
+
+
 class Evidence:
     """Everything measures may ask for. Nothing is computed that no measure needs, and nothing twice."""
 
     def __init__(self, problem: Problem, needs: Needs, *, tolerance: float, seed: int, most_probes: int) -> None:
         self.problem, self.needs, self.tolerance = problem, needs, tolerance
         self._seed, self.most_probes = seed, most_probes
-        self.estimates: Estimates | None = None
+        self.gathered = Gathered()
 
     def generator(self, purpose: str) -> torch.Generator:
         """A stream of random numbers of its own for every purpose, so that no result depends on what else was asked."""
-        return torch.Generator().manual_seed((self._seed * 1_000_003 + sum(map(ord, purpose)) * 7919) % (1 << 63))
+        digest = hashlib.blake2b(f"{self._seed} {purpose}".encode(), digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
-    @cached_property
+    @property
     def anatomy(self) -> Anatomy:
-        return examine(self.problem)
+        if self.gathered.anatomy is None:
+            self.gathered.anatomy = examine(self.problem)
+        return self.gathered.anatomy
 
-    @cached_property
+    @property
     def products(self) -> HessianProducts:
-        return HessianProducts(self.problem)
+        if self.gathered.products is None:
+            self.gathered.products = HessianProducts(self.problem)
+        return self.gathered.products
 
-    @cached_property
+    @property
     def loss(self) -> float:
         """L(θ), taken from work that has been done anyway where there is some."""
-        known = self.known_loss()
-        return self.problem.loss() if math.isnan(known) else known
+        if self.gathered.loss is None:
+            known = self.known_loss()
+            self.gathered.loss = self.problem.loss() if math.isnan(known) else known
+        return self.gathered.loss
 
     def known_loss(self) -> float:
         """L(θ) if some work has brought it, else NaN."""
-        if "loss" in self.__dict__:
-            return self.loss
-        if "swept" in self.__dict__:
-            return self.swept.loss
-        if "products" in self.__dict__ and self.products.loss is not None:
-            return self.products.loss
-        return math.nan
+        gathered = self.gathered
+        swept = None if gathered.swept is None else gathered.swept.loss
+        product = None if gathered.products is None else gathered.products.loss
+        return next((loss for loss in (gathered.loss, swept, product) if loss is not None), math.nan)
 
     def shrink(self) -> bool:
         """Halve the chunks and let go of what is kept between passes; False where a chunk cannot be halved."""
         if self.problem.whole or self.problem.chunk_size == 1:
             return False
         self.problem.chunk_size = max(1, self.problem.chunk_size // 2)
-        self.__dict__.pop("products", None)
+        self.gathered.products = None
         return True
 
     # --- statistics ----------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def swept(self) -> Sweep:
-        return sweep(self.problem, self.anatomy, self._kinds, self.generator("columns"))
+        if self.gathered.swept is None:
+            self.gathered.swept = sweep(self.problem, self.anatomy, self._kinds, self.generator("columns"))
+        return self.gathered.swept
 
     @cached_property
     def _kinds(self) -> frozenset[str]:
@@ -137,19 +199,29 @@ class Evidence:
     @cached_property
     def statistics(self) -> Statistics:
         """The best values: exact parts plus the mean of what was estimated."""
-        return self._combine(self._kinds | self.needs.statistics, mean_of, lambda probed: probed.mean())
+        return self.from_groups(self._kinds | self.needs.statistics, range(GROUPS))
 
-    def leaving_one_out(self, kinds: frozenset[str]) -> Iterator[Statistics]:
-        """Statistics of these kinds with one group of probes left out, for every group; none where nothing was estimated.
+    def from_groups(self, kinds: frozenset[str], groups: Sequence[int]) -> Statistics:
+        """Statistics of these kinds, what is estimated from these groups of probes and draws only.
 
-        One after the other: each may be as large as the model.
+        They are made anew at every call: each may be as large as the model.
         """
-        for group in range(GROUPS if self.estimated else 0):
-            yield self._combine(
-                kinds,
-                lambda draws, group=group: _without(draws, group),  # type: ignore[misc]
-                lambda probed, group=group: probed.without(group),
-            )
+        if TRACE in kinds and DIAGONAL in self._kinds:
+            kinds = kinds | {DIAGONAL}
+        swept = self.swept if self.anatomy.axes else None
+        arrays = combined(kinds, self.sources, swept, self.estimates, groups)
+        if FISHER in kinds and self.sees_samples:
+            arrays[FISHER] |= self._slow_fisher()
+        weights = self._weights
+        for kind in kinds & {DIAGONAL, FISHER}:
+            for name in weights:  # a parameter the outputs never feel has a block of zeros
+                if name not in arrays[kind]:
+                    arrays[kind][name] = torch.zeros_like(weights[name])
+        if DIAGONAL in kinds:
+            arrays[TRACE] = {name: diagonal.sum() for name, diagonal in arrays[DIAGONAL].items()}
+        for name in weights:
+            arrays[TRACE].setdefault(name, torch.zeros((), dtype=torch.float64))
+        return Statistics(self.anatomy.layers, weights, **arrays)
 
     @property
     def _weights(self) -> Arrays:
@@ -166,96 +238,57 @@ class Evidence:
         return [name for name in self.problem.parameters if not self.anatomy.exact(name)]
 
     @cached_property
+    def sources(self) -> Sources:
+        """Which part of every parameter's statistics comes from where."""
+        return sources_of(list(self.problem.parameters), self.anatomy, lambda: self.products.method == "kept graph")
+
+    @property
     def estimated(self) -> frozenset[str]:
         """The parameters whose statistics are not exact."""
-        names = set(self.bent)
         if not self.needs.statistics - {FISHER}:
-            names = set()
-        if self.anatomy.axes and self.needs.statistics and self.swept.sampled:
-            names |= set(self.anatomy.swept)
-        return frozenset(names)
+            return frozenset()
+        sampled = self.sources.swept if self.anatomy.axes and self.swept.sampled else frozenset()
+        return self.estimates.inexact() | sampled
 
-    def _combine(
-        self,
-        kinds: frozenset[str],
-        draws_mean: Callable[[list[Tensor]], Tensor],
-        probed_mean: Callable[..., Tensor],
-    ) -> Statistics:
-        arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
-        if TRACE in kinds and DIAGONAL in self._kinds:
-            kinds = kinds | {DIAGONAL}
-        if self.anatomy.axes:
-            for kind in kinds:
-                store = arrays[kind]
-                for name in getattr(self.swept.groups[0], kind):
-                    parts = [getattr(group, kind) for group in self.swept.groups]
-                    store[name] = draws_mean([part[name] for part in parts if name in part])
-        for kind, found in self._probe().found.items():
-            for name, probed in found.items() if kind in kinds else ():
-                part = probed_mean(probed)
-                arrays[kind][name] = arrays[kind][name] + part if name in arrays[kind] else part
-        if FISHER in kinds and self.sees_samples:
-            self._complete_fisher(arrays[FISHER])
-        weights = self._weights
-        for kind in kinds & {DIAGONAL, FISHER}:
-            for name in weights:  # a parameter the outputs never feel has a block of zeros
-                if name not in arrays[kind]:
-                    arrays[kind][name] = torch.zeros_like(weights[name])
-        if DIAGONAL in kinds:
-            arrays[TRACE] = {name: diagonal.sum() for name, diagonal in arrays[DIAGONAL].items()}
-        for name in weights:
-            arrays[TRACE].setdefault(name, torch.zeros((), dtype=torch.float64))
-        return Statistics(self.anatomy.layers, weights, **arrays)
+    @property
+    def estimates(self) -> Estimates:
+        """What probes say, found once, of every block that is more than its Gauss–Newton part."""
+        if self.gathered.estimates is None:
+            self.gathered.estimates = self._probe(self._kinds - {FISHER})
+        return self.gathered.estimates
 
-    def _probe(self) -> Estimates:
-        """Probe, once, every block that is more than its Gauss–Newton part."""
-        if self.estimates is not None:
-            return self.estimates
-        curvature = self._kinds - {FISHER}
-        bent = self.bent
-        if not bent or not curvature:
-            self.estimates = Estimates()
-            return self.estimates
-        known: dict[str, Arrays] = {}
-        swept = [name for name in bent if name in self.anatomy.axes]
-        if swept and self.products.method == "kept graph":
-            known = {kind: getattr(self.swept.groups[0], kind) for kind in curvature}
-        groups = [(remainder_objective, swept), (loss_objective, [name for name in bent if name not in swept])]
-        if not known:
-            groups = [(loss_objective, bent)]
-            for kind in (DIAGONAL, ROWS, COLUMNS):
-                for name in swept:
-                    for group in self.swept.groups:
-                        getattr(group, kind).pop(name, None)
-        self.estimates = Estimates()
-        for objective, names in groups:
-            if names:
-                products = self.products
-                if objective is remainder_objective:
-                    products = HessianProducts(self.problem, objective=objective, method="kept graph")
-                found = probe(
-                    products,
-                    self.anatomy.layers,
-                    names,
-                    curvature,
-                    known if objective is remainder_objective else {},
-                    tolerance=self.tolerance,
-                    most_probes=self.most_probes,
-                    generator=self.generator("probes"),
-                )
-                self.estimates.products += found.products
-                for kind, entries in found.found.items():
-                    self.estimates.found.setdefault(kind, {}).update(entries)
-        return self.estimates
+    def _probe(self, kinds: frozenset[str]) -> Estimates:
+        if not (self.bent and kinds):
+            return Estimates()
+        parts = []
+        if self.sources.remainder:
+            rest = HessianProducts(self.problem, objective=remainder_objective, method="kept graph")
+            known = {kind: {name: draws[0] for name, draws in self.swept.found[kind].items()} for kind in kinds}
+            parts.append(self._probed(rest, self.sources.remainder, kinds, known))
+        if self.sources.whole:
+            parts.append(self._probed(self.products, self.sources.whole, kinds, {}))
+        return merged(parts)
 
-    def _complete_fisher(self, store: dict[str, Tensor]) -> None:
+    def _probed(
+        self, products: HessianProducts, names: Sequence[str], kinds: frozenset[str], known: Mapping[str, Arrays]
+    ) -> Estimates:
+        return probe(
+            products,
+            self.anatomy.layers,
+            names,
+            kinds,
+            known,
+            tolerance=self.tolerance,
+            most_probes=self.most_probes,
+            generator=self.generator("probes"),
+        )
+
+    def _slow_fisher(self) -> dict[str, Tensor]:
         """Parameters the sweep cannot read sample by sample: one gradient a sample, for these only."""
-        missing = [name for name in self.problem.parameters if name not in self.anatomy.axes]
-        if not missing:
-            return
-        if "_slow_fisher" not in self.__dict__:
-            self._slow_fisher = _fisher_by_sample(self.problem, missing)
-        store.update(self._slow_fisher)
+        if self.gathered.slow_fisher is None:
+            missing = [name for name in self.problem.parameters if name not in self.anatomy.axes]
+            self.gathered.slow_fisher = _fisher_by_sample(self.problem, missing) if missing else {}
+        return self.gathered.slow_fisher
 
     # --- eigenvalues ---------------------------------------------------------------------------------------------
 
@@ -295,8 +328,8 @@ class Evidence:
         }
         found: dict[str, Eigenpair] = {}
         if exact:
-            if "products" in self.__dict__:
-                self.products.release()  # one budget at a time: these blocks keep deltas instead of graphs
+            if self.gathered.products is not None:
+                self.gathered.products.release()  # one budget at a time: these blocks keep deltas instead of graphs
             blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact)
             part = blocks.on_part if blocks.has_part() else None
             pairs = block_eigenpairs(blocks, part, shapes, {name: start[name] for name in exact}, self.tolerance)
@@ -338,23 +371,6 @@ class Evidence:
     def dropped_blocks(self) -> tuple[str, ...]:
         """Parameter tensors of norm zero, which have no metric."""
         return tuple(name for name, value in self.problem.parameters.items() if not bool(value.any()))
-
-
-def jackknife(values: Iterable[float]) -> float:
-    """Standard error of a statistic from its values with one group left out, widened for the number of groups."""
-    left_out = torch.tensor(list(values), dtype=torch.float64)
-    count = len(left_out)
-    if count < 2:
-        return 0.0
-    spread = float((left_out - left_out.mean()).square().sum())
-    return few_groups_factor(count) * math.sqrt((count - 1) / count * spread)
-
-
-def _without(draws: list[Tensor], group: int) -> Tensor:
-    """The mean with one group of draws left out, or the exact array where there is only one."""
-    if len(draws) == 1:
-        return draws[0]
-    return mean_of([draw for index, draw in enumerate(draws) if index != group])
 
 
 def _fisher_by_sample(problem: Problem, names: list[str]) -> dict[str, Tensor]:

@@ -99,7 +99,7 @@ MEASURES = (
         "sum of trace κ over layers",
         "Σ_l ‖W_l‖² Tr H_l",
         _LAYER,
-        from_statistics(_kappa_trace(sum), frozenset([TRACE])),
+        from_statistics(_kappa_trace(sum), frozenset([TRACE]), shape="linear"),
     ),
     _measure(
         "rho_max",
@@ -113,7 +113,7 @@ MEASURES = (
         "sum of ρ over neurons' outgoing weights",
         "Σ_l Σ_j w_jᵀ H_jj w_j, w_j a column of W_l",
         _NEURON,
-        from_statistics(_rho(COLUMNS, sum), frozenset([COLUMNS])),
+        from_statistics(_rho(COLUMNS, sum), frozenset([COLUMNS]), shape="linear"),
     ),
     _measure(
         "rho_row_max",
@@ -127,6 +127,6 @@ MEASURES = (
         "sum of ρ over neurons' incoming weights",
         "Σ_l Σ_j w_jᵀ H_jj w_j, w_j a row of W_l",
         _NEURON,
-        from_statistics(_rho(ROWS, sum), frozenset([ROWS])),
+        from_statistics(_rho(ROWS, sum), frozenset([ROWS]), shape="linear"),
     ),
 )

@@ -24,7 +24,7 @@ def expected_passes(evidence: Evidence) -> float:
     needs = evidence.needs
     passes = 1.0
     if needs.statistics:
-        known = "anatomy" in evidence.__dict__  # not worth finding out for this alone
+        known = evidence.gathered.anatomy is not None  # not worth finding out for this alone
         passes += SWEEP + (evidence.most_probes if known and evidence.bent else 0)
     if needs.operators:
         passes += EIGENPAIRS

@@ -186,7 +186,7 @@ def _free_label(each: Measure, taken: dict[str, Value]) -> str:
 
 def _described(evidence: Evidence, tolerance: float, seed: int) -> dict[str, Any]:
     problem = evidence.problem
-    anatomy = evidence.anatomy if "anatomy" in evidence.__dict__ else None
+    anatomy = evidence.gathered.anatomy
     return {
         "model": type(problem.model).__name__,
         "loss_function": problem.loss_function.name,
@@ -202,8 +202,8 @@ def _described(evidence: Evidence, tolerance: float, seed: int) -> dict[str, Any
 
 
 def _notes(evidence: Evidence) -> tuple[str, ...]:
-    products = evidence.products.notes if "products" in evidence.__dict__ else []
-    return (*evidence.problem.notes, *products)
+    products = evidence.gathered.products
+    return (*evidence.problem.notes, *(products.notes if products is not None else ()))
 
 
 def _environment() -> dict[str, str]:

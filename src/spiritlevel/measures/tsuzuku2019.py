@@ -120,8 +120,8 @@ def _negative(statistics: Statistics, by_entry: bool) -> tuple[str, ...]:
     return (f"negative traces clipped to 0: {listed(names)}",) if names else ()
 
 
-_matrix_compute, _matrix_needs = from_statistics(_matrix_normalized, frozenset([TRACE]))
-_compute, _needs = from_statistics(_normalized, frozenset([DIAGONAL]))
+_matrix_compute, _matrix_needs = from_statistics(_matrix_normalized, frozenset([TRACE]), shape="sum of roots")
+_compute, _needs = from_statistics(_normalized, frozenset([DIAGONAL]), shape="sum of roots")
 
 MEASURES = (
     Measure(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from spiritlevel.curvature.lanczos import Eigenpair
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, DRAWS, FISHER, ROWS, TRACE
-from spiritlevel.measures.evidence import Evidence, Statistics, jackknife
+from spiritlevel.measures.evidence import Evidence, Statistics
+from spiritlevel.measures.extrapolation import Estimated, Shape, estimated, subsets_for
 from spiritlevel.measures.record import Measure, Needs, Operator
 from spiritlevel.result import Value
 from spiritlevel.wording import listed
@@ -29,39 +30,42 @@ class Reading:
 
 
 def from_statistics(
-    read: Callable[[Statistics], Reading], kinds: frozenset[str], *, everything: bool = False
+    read: Callable[[Statistics], Reading],
+    kinds: frozenset[str],
+    *,
+    everything: bool = False,
+    shape: Shape = "any",
 ) -> tuple[Callable[[Measure, Evidence], Value], Callable[[Measure], Needs]]:
     """`compute` and `needs` of a measure that is a function of layer statistics.
 
-    Its error is the jackknife over groups of probes, which holds for any smooth function of them. `everything` says
-    that the measure reads all parameters, not only weights of layers.
+    Its error comes from groups of probes, for any function of them; the bias that noise gives a function that is not
+    linear is extrapolated from readings with fewer probes and taken off (extrapolation.py). `everything` says that the
+    measure reads all parameters, not only weights of layers; `shape` how value and layers depend on the statistics.
     """
 
     def compute(measure: Measure, evidence: Evidence) -> Value:
         if not (everything or evidence.anatomy.layers):
             return unavailable(measure, NO_LAYERS)
         reading = read(evidence.statistics)
-        left_out = [read(statistics) for statistics in evidence.leaving_one_out(kinds)]
-        relevant = set(evidence.problem.parameters if everything else evidence.anatomy.layers)
-        exact = not (evidence.estimated & relevant) or kinds == frozenset([FISHER])
-        error = 0.0 if exact else jackknife(other.value for other in left_out)
-        layer_errors = {
-            name: jackknife(other.layers[name] for other in left_out)
-            for name in reading.layers
-            if not exact and name in evidence.estimated
-        }
+        relevant = frozenset(evidence.problem.parameters if everything else evidence.anatomy.layers)
+        noisy = frozenset() if kinds == frozenset([FISHER]) else evidence.estimated & relevant
+        found = Estimated(reading.value, 0.0, reading.layers)
+        if noisy:
+            readings = (read(evidence.from_groups(kinds, groups)) for groups in subsets_for(shape))
+            found = estimated(shape, [(each.value, each.layers) for each in readings], noisy)
         return Value(
             name=measure.name,
-            value=reading.value,
-            error=error,
-            exact=exact,
-            converged=exact or error <= evidence.tolerance * abs(reading.value),
-            method=_method(evidence, exact),
-            layers=reading.layers,
-            layer_errors=layer_errors,
+            value=found.value,
+            error=found.error,
+            exact=not noisy,
+            converged=not noisy or found.error <= evidence.tolerance * abs(found.value),
+            method=_method(evidence, not noisy),
+            layers=found.layers,
+            layer_errors=found.layer_errors,
             neurons=reading.neurons,
+            details={"noise_bias": found.bias} if found.bias else {},
             notes=reading.notes,
-            products=0 if evidence.estimates is None else evidence.estimates.products,
+            products=evidence.estimates.products,
         )
 
     return compute, lambda measure: Needs(statistics=kinds)
@@ -69,10 +73,17 @@ def from_statistics(
 
 def _method(evidence: Evidence, exact: bool) -> str:
     if exact:
-        return "exact sweep"
+        formed = "whole blocks by products with unit vectors"
+        return (
+            "exact sweep"
+            if not evidence.estimates.found
+            else f"exact sweep, {formed}"
+            if evidence.anatomy.axes
+            else formed
+        )
     if evidence.anatomy.axes and evidence.swept.sampled:
         return f"sampled output columns ({DRAWS} draws of {evidence.swept.num_columns})"
-    if evidence.anatomy.axes:
+    if evidence.sources.remainder:
         return "exact Gauss–Newton part, remainder by random probes"
     return "random probes of the Hessian"
 
