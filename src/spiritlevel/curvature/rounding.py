@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from spiritlevel.batches import Batch
 from spiritlevel.curvature.lanczos import Eigenpair
@@ -24,6 +25,8 @@ from spiritlevel.survey import Heavy
 # The heaviest samples are compared in so many groups, whose differences cannot cancel; and the difference is taken four times,
 # because it is one draw of something random.
 GROUPS, MARGIN = 4, 4
+# Larger models are compared in one group: every group keeps arrays as large as the model.
+MANY = 2_000_000
 # What is assumed where a network cannot run in another precision, in units of rounding.
 UNKNOWN = 256
 
@@ -63,6 +66,38 @@ def rounding_errors(problem: Problem, compute: Callable[[Batch], list[float]], o
         return [UNKNOWN * torch.finfo(problem.dtype).eps * abs(each) for each in _over_heavy(problem, compute)]
     share = MARGIN * share_of_rounding(problem, order)
     return [share * (a + b) for a, b in zip(heavy, near or [0.0] * len(heavy), strict=True)]
+
+
+Arrays = dict[str, dict[str, Tensor]]
+
+
+def array_shifts(problem: Problem, compute: Callable[[Batch], Arrays]) -> list[Arrays] | None:
+    """What rounding may add to arrays that are means over samples, as several shifts whose effects may add up.
+
+    `compute` gives the arrays for one batch, in the problem's present precision. None where there is no comparing.
+    """
+    size = sum(value.numel() for value in problem.parameters.values())
+    shifts: list[Arrays] = []
+    share = MARGIN * share_of_rounding(problem)
+    with problem.undisturbed():
+        for samples, groups in ((problem.survey.heavy, GROUPS if size <= MANY else 1), (problem.survey.near, 1)):
+            for batch in samples.groups(groups):
+                pair = in_both(problem, batch, compute)
+                if pair is None:
+                    return None
+                shifts.append(_shift(*pair, share * samples.scale * problem.weight_of(batch)))
+    return shifts
+
+
+def _shift(mine: Arrays, other: Arrays, weight: float) -> Arrays:
+    return {
+        kind: {
+            name: (weight * (other[kind][name] - array)).nan_to_num_(0, 0, 0).float()
+            for name, array in arrays.items()
+            if name in other[kind]
+        }
+        for kind, arrays in mine.items()
+    }
 
 
 def widened(pair: Eigenpair, error: float, tolerance: float) -> Eigenpair:

@@ -96,10 +96,35 @@ def _frozen(groups: list[Sums]) -> Mapping[str, Mapping[str, tuple[Tensor, ...]]
 
 def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator: torch.Generator) -> Sweep:
     """One pass over the data: every statistic in `wanted` of every parameter that the anatomy covers."""
+    chunks = problem.chunks(chunk_size(problem, anatomy))
+    groups, loss, num_columns, sampled = _swept(problem, anatomy, wanted, generator, chunks)
+    problem.work.add(passes=1)
+    for sums in groups:
+        for kind in STATISTICS:
+            problem.ranks.sum_named(getattr(sums, kind))
+    return Sweep(_frozen(groups), problem.ranks.total(loss), num_columns, sampled)
+
+
+def sweep_batch(
+    problem: Problem, anatomy: Anatomy, wanted: frozenset[str], batch: Batch
+) -> dict[str, dict[str, Tensor]]:
+    """The same for the mean over one batch whose columns are all swept: statistic → parameter → array."""
+    groups, *_ = _swept(problem, anatomy, wanted, torch.Generator(), [(batch, 1.0)])
+    return {kind: getattr(groups[0], kind) for kind in STATISTICS}
+
+
+def _swept(
+    problem: Problem,
+    anatomy: Anatomy,
+    wanted: frozenset[str],
+    generator: torch.Generator,
+    chunks: Iterable[tuple[Batch, float]],
+) -> tuple[list[Sums], float, int, bool]:
+    """Sums over chunks in groups of draws, one group where all columns are swept; the loss, columns and whether drawn."""
     groups: list[Sums] = []
     loss, num_columns, sampled = 0.0, 0, False
     curvature = wanted - {FISHER} - ({TRACE} if DIAGONAL in wanted else set())  # the diagonal has the trace in it
-    for chunk, weight in problem.chunks(chunk_size(problem, anatomy)):
+    for chunk, weight in chunks:
         tapped = TappedChunk(problem, anatomy, chunk, inputs=COLUMNS in wanted)
         loss += weight * tapped.loss
         if curvature:
@@ -116,11 +141,7 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
             tapped.accumulate([(tapped.loss_gradient(), None)], weight, frozenset([DIAGONAL]), fisher)
             for name, array in fisher.diagonal.items():  # exact, so that one group is enough
                 groups[0].add(FISHER, name, array)
-    problem.work.add(passes=1)
-    for sums in groups:
-        for kind in STATISTICS:
-            problem.ranks.sum_named(getattr(sums, kind))
-    return Sweep(_frozen(groups), problem.ranks.total(loss), num_columns, sampled)
+    return groups, loss, num_columns, sampled
 
 
 def samples_columns(problem: Problem, anatomy: Anatomy, columns: int) -> bool:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -19,7 +19,7 @@ from spiritlevel.curvature.estimate import Estimates, mean_of, merged, probe
 from spiritlevel.curvature.hessian import HessianProducts, remainder_objective
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair, length
-from spiritlevel.curvature.rounding import rounding_errors, widened
+from spiritlevel.curvature.rounding import array_shifts, rounding_errors, widened
 from spiritlevel.curvature.statistics import (
     DIAGONAL,
     FISHER,
@@ -29,6 +29,7 @@ from spiritlevel.curvature.statistics import (
     TRACE,
     Sweep,
     sweep,
+    sweep_batch,
 )
 from spiritlevel.layers import Layer
 from spiritlevel.measures.record import Needs, Operator
@@ -113,6 +114,10 @@ def combined(
             part = mean_over(tuple(probed.groups), groups)
             arrays[kind][name] = arrays[kind][name] + part if name in arrays[kind] else part
     return arrays
+
+
+def _plus(arrays: Arrays, changes: Arrays) -> dict[str, Tensor]:
+    return {name: array + changes[name] if name in changes else array for name, array in arrays.items()}
 
 
 def mean_over(draws: Sequence[Tensor], groups: Sequence[int]) -> Tensor:
@@ -222,6 +227,30 @@ class Evidence:
         for name in weights:
             arrays[TRACE].setdefault(name, torch.zeros((), dtype=torch.float64))
         return Statistics(self.anatomy.layers, weights, **arrays)
+
+    def shifted(self, kinds: frozenset[str]) -> Iterator[Statistics]:
+        """The same statistics with what rounding and kinks may have changed, one possible change after the other."""
+        for shift in self._shifts or []:
+            arrays = {
+                kind: _plus(getattr(self.statistics, kind), shift[kind]) if kind in kinds | {TRACE} else {}
+                for kind in STATISTICS
+            }
+            if DIAGONAL in self._kinds:
+                diagonals = shift[DIAGONAL]
+                changes = {name: diagonal.sum(dtype=torch.float64) for name, diagonal in diagonals.items()}
+                arrays[TRACE] = _plus(self.statistics.trace, changes)
+            yield replace(self.statistics, **arrays)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the network runs in another precision, so that what rounding does can be seen."""
+        return self._shifts is not None
+
+    @cached_property
+    def _shifts(self) -> list[dict[str, dict[str, Tensor]]] | None:
+        if not self.anatomy.axes or self.swept.sampled:
+            return []
+        return array_shifts(self.problem, lambda batch: sweep_batch(self.problem, self.anatomy, self._kinds, batch))
 
     @property
     def _weights(self) -> Arrays:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from spiritlevel.curvature.lanczos import Eigenpair
+from spiritlevel.curvature.rounding import UNKNOWN
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, DRAWS, FISHER, ROWS, TRACE
 from spiritlevel.measures.evidence import Evidence, Statistics
 from spiritlevel.measures.extrapolation import Estimated, Shape, estimated, subsets_for
@@ -16,6 +18,8 @@ from spiritlevel.measures.record import Measure, Needs, Operator
 from spiritlevel.result import Value
 from spiritlevel.wording import listed
 
+# The least that rounding leaves in an exact value, in units of the precision.
+ROUNDING = 4
 NO_LAYERS = "no trainable parameter serves as the matrix of a linear map, so there are no layers to measure"
 
 
@@ -49,7 +53,7 @@ def from_statistics(
         reading = read(evidence.statistics)
         relevant = frozenset(evidence.problem.parameters if everything else evidence.anatomy.layers)
         noisy = frozenset() if kinds == frozenset([FISHER]) else evidence.estimated & relevant
-        found = Estimated(reading.value, 0.0, reading.layers)
+        found = _rounded(reading, [read(each) for each in evidence.shifted(kinds)], evidence)
         if noisy:
             readings = (read(evidence.from_groups(kinds, groups)) for groups in subsets_for(shape))
             found = estimated(shape, [(each.value, each.layers) for each in readings], noisy)
@@ -58,7 +62,7 @@ def from_statistics(
             value=found.value,
             error=found.error,
             exact=not noisy,
-            converged=not noisy or found.error <= evidence.tolerance * abs(found.value),
+            converged=found.error <= evidence.tolerance * abs(found.value),
             method=_method(evidence, not noisy),
             layers=found.layers,
             layer_errors=found.layer_errors,
@@ -69,6 +73,17 @@ def from_statistics(
         )
 
     return compute, lambda measure: Needs(statistics=kinds)
+
+
+def _rounded(reading: Reading, shifted: list[Reading], evidence: Evidence) -> Estimated:
+    """An exact reading with the error that rounding and kinks leave in it."""
+    relative = (ROUNDING if evidence.comparable else UNKNOWN) * torch.finfo(evidence.problem.dtype).eps
+    error = relative * abs(reading.value) + sum(abs(other.value - reading.value) for other in shifted)
+    layers = {
+        name: relative * abs(value) + sum(abs(other.layers[name] - value) for other in shifted)
+        for name, value in reading.layers.items()
+    }
+    return Estimated(reading.value, error, reading.layers, layers)
 
 
 def _method(evidence: Evidence, exact: bool) -> str:
