@@ -145,7 +145,15 @@ def test_an_excluded_network_that_was_measured_anyway_is_told_but_takes_no_part(
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("{", "cannot be read"), ("[]", "holds no object"), ('{"training": 3}', "is not a cell's result")],
+    [
+        ("{", "result.json is damaged (Expecting"),
+        ("[]", "result.json is damaged (it holds a list where an object is needed)"),
+        ("{}", "result.json is damaged (it has no 'training')"),
+        ('{"training": 3}', "result.json is damaged ('training' is a number)"),
+        ('{"training": {"reached": true}, "measures": {"values": {"x": 3}}}', "(x is not a measured value)"),
+        ('{"training": {"reached": true}, "attacks": [{}]}', "(an attack has no target)"),
+        ("[" * 100_000, "result.json is damaged ("),
+    ],
 )
 def test_a_damaged_result_is_a_failed_cell_with_the_remedy(tmp_path: Path, text: str, told: str) -> None:
     folder = small(tmp_path)
@@ -154,7 +162,7 @@ def test_a_damaged_result_is_a_failed_cell_with_the_remedy(tmp_path: Path, text:
     cell = read_study(folder).cells[5]
     assert cell.status == "failed"
     assert told in cell.reason
-    assert cell.reason.endswith("delete it and run the study again")
+    assert cell.reason.endswith("run the study again, which measures it again")
 
 
 def test_a_result_stands_before_an_older_failure(tmp_path: Path) -> None:
@@ -174,10 +182,10 @@ def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpiritLevelError, match=r"is no study's folder: it has no study\.json; pass the folder"):
         read_study(tmp_path)
     (tmp_path / "study.json").write_text('{"name": "x"}')
-    with pytest.raises(SpiritLevelError, match="names no cells; run the study again"):
+    with pytest.raises(SpiritLevelError, match=r"study\.json is damaged \(it has no 'cells'\); run the study again"):
         read_study(tmp_path)
     (tmp_path / "study.json").write_text("{")
-    with pytest.raises(SpiritLevelError, match=r"study\.json cannot be read"):
+    with pytest.raises(SpiritLevelError, match=r"study\.json is damaged"):
         read_study(tmp_path)
 
 

@@ -71,7 +71,7 @@ def test_a_folder_without_study_and_a_damaged_file_are_refused(tmp_path):
     (tmp_path / "study.json").write_text("{")
     with pytest.raises(SpiritLevelError, match="holds no study"):
         StudyFolder(tmp_path / "study.json").study()
-    with pytest.raises(SpiritLevelError, match=r"study.json is damaged .*; remove it and run the study again"):
+    with pytest.raises(SpiritLevelError, match=r"study.json is damaged .*; run the study again, which writes it anew"):
         StudyFolder(tmp_path).study()
 
 
@@ -86,7 +86,7 @@ def test_a_result_takes_an_earlier_failure_away(tmp_path):
     cell = CellFolder(tmp_path)
     cell.write_failure("it broke", "where it broke", 1)
     assert cell.failure() == {"error": "it broke", "traceback": "where it broke", "attempts": 1}
-    cell.write_result({"hash": "x"})
+    cell.write_result({"hash": "x", "training": {"reached": True}})
     assert cell.done
     assert cell.failure() is None
     assert not (tmp_path / "failed.json").exists()

@@ -93,7 +93,9 @@ def run(
     check_folder("--folder", folder)
     jobs = dict(read_override(setting, "--slurm") for setting in slurm or ())
     made = make_engine(engine, logs=folder / "jobs", workers=workers, address=address, slurm=jobs)
-    summary = run_study(read, StudyFolder(folder), made, StudyProgress(quiet))
+    progress = StudyProgress(quiet)
+    progress.tell(str(read))
+    summary = run_study(read, StudyFolder(folder), made, progress)
     if summary.done:
         _write_report(folder, quiet)
     if summary.failed:

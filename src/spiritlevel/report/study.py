@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.report.citations import citations
 from spiritlevel.report.drawing import Drawing
 from spiritlevel.report.numbers import Cell as Entry
@@ -72,10 +73,23 @@ def write_study_report(folder: str | os.PathLike[str]) -> Path:
     study = read_study(folder)
     found = answers(study)
     page = study.folder / "report.html"
-    write_whole(study.folder / "results.csv", results_csv(study))
-    write_whole(study.folder / "correlations.csv", correlations_csv(found, study))
-    write_whole(page, study_page(study, found))
+    _write(study.folder / "results.csv", results_csv(study))
+    _write(study.folder / "correlations.csv", correlations_csv(found, study))
+    _write(page, study_page(study, found))
     return page
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file of the report, unless the folder of its study is gone: it is not made anew."""
+    if not path.parent.is_dir():
+        raise SpiritLevelError(f"{path.parent} is gone, so that {path.name} cannot be written; run the study again")
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise SpiritLevelError(
+            f"{path} cannot be written: {error.strerror or error}; what stood there before is unchanged. Mend that and run "
+            f"`spiritlevel study report {path.parent}` again"
+        ) from None
 
 
 def study_page(study: Study, found: Answers) -> str:
@@ -93,11 +107,36 @@ def study_page(study: Study, found: Answers) -> str:
     ]
     papers = [*([study.paper] if study.paper else []), *_papers(study)]
     return render_page(
-        title=f"Study {study.name}: {study.title}" if study.title != study.name else f"Study {study.name}",
+        title=study_title(study),
         answer=study_answer(study, found),
         sections=[section for section in sections if section is not None],
         citations=citations(papers),
     )
+
+
+def study_title(study: Study) -> str:
+    """The heading of the page: the study and what it is, with the data that were really used where its title names others."""
+    if study.title == study.name:
+        return f"Study {study.name}"
+    used = _data_names(study.config, study.factors)
+    full = _full_size(study)
+    other = full is not None and full["title"] == study.title and used != _data_names(full["config"], full["factors"])
+    return f"Study {study.name}: {f'trained on {used} instead; ' if other else ''}{study.title}"
+
+
+def _data_names(config: Mapping[str, Any], factors: Mapping[str, Any]) -> str:
+    section = config.get("data")
+    fixed = section.get("name") if isinstance(section, Mapping) else section
+    return " and ".join(map(str, factors.get("data.name") or [fixed]))
+
+
+def _full_size(study: Study) -> dict[str, Any] | None:
+    """The built-in study of the same name at full size, as `study.json` would describe it."""
+    # Only here: a study's answers need neither its file nor pydantic.
+    from spiritlevel.study.config import list_studies
+    from spiritlevel.study.config import read_study as read_settings
+
+    return read_settings(study.name).to_dict() if study.name in list_studies() else None
 
 
 def _pictures(study: Study, found: Answers, name: str) -> list[Section | None]:
@@ -679,13 +718,9 @@ def _place(cell: Cell) -> str:
 
 def _reductions(study: Study) -> list[tuple[Entry, ...]]:
     """What differs from the built-in study of the same name at full size; nothing for a study of one's own."""
-    # Only here: a study's answers need neither its file nor pydantic.
-    from spiritlevel.study.config import list_studies
-    from spiritlevel.study.config import read_study as read_settings
-
-    if study.name not in list_studies():
+    full = _full_size(study)
+    if full is None:
         return []
-    full = read_settings(study.name).to_dict()
     sides = [
         {str(key): str(text) for key, text in (*_flattened({"factors": factors}), *_fixed(config, factors))}
         for factors, config in ((study.factors, study.config), (full["factors"], full["config"]))

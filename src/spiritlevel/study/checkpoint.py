@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import warnings
+import zipfile
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.archives import check_unpacked, zip_sizes
 from spiritlevel.wording import listed
 
 # Where training scripts put the weights beside optimizer, epoch and the like.
@@ -96,6 +98,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def _read_torch_file(path: Path) -> Any:
+    _check_size(path)
     try:
         with warnings.catch_warnings(action="ignore"):  # about the protocol of foreign pickles, which are refused below
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -111,6 +114,13 @@ def _read_torch_file(path: Path) -> Any:
         )
     reason = said.rpartition("WeightsUnpickler error:")[2].strip().splitlines()[0].partition(". ")[0]
     raise SpiritLevelError(f"{path} is not a whole file of torch tensors ({reason}); write it by {CONVERSION}")
+
+
+def _check_size(path: Path) -> None:
+    """Refuse an archive that unpacks to far more than it weighs: torch stores what it writes without compression."""
+    if zipfile.is_zipfile(path):
+        with contextlib.suppress(zipfile.BadZipFile):  # torch says what is wrong with it
+            check_unpacked(path, *zip_sizes(path))
 
 
 def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:

@@ -6,12 +6,13 @@ Everything is checked before work starts; an error names the file, the line, the
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -31,6 +32,10 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+
+# Networks that a study may have unless it says otherwise. Each has a folder of its own; a slip of the finger in `seeds`
+# must not keep a machine busy for years.
+MOST_CELLS = 10_000
 
 # Where one cell differs from another: these sections hold settings that factors may cross.
 CROSSED = ("data", "model", "training")
@@ -190,6 +195,7 @@ class _Head(_Section):
     paper: str | None = None
     gap: Literal["accuracy", "loss"] = "accuracy"
     seeds: Annotated[int, Field(ge=1, strict=True)] | Annotated[tuple[Seed, ...], Field(min_length=1)] = 1
+    most_cells: Count = MOST_CELLS
 
 
 @dataclass(frozen=True)
@@ -225,6 +231,17 @@ class Study:
     factors: tuple[Factor, ...]
     settings: dict[str, Any]
     points: tuple[Cell, ...]
+    quick: bool = False
+
+    def __str__(self) -> str:
+        """The study in a line: its name, what it is, on which data, and how many networks."""
+        count = len(self.points)
+        return f"{self.name}: {self.title or 'trained on ' + self.data}; {count} network{'s' if count > 1 else ''}"
+
+    @property
+    def data(self) -> str:
+        """The names of the data sets that it trains on."""
+        return " and ".join(dict.fromkeys(cell.config.data.name for cell in self.points))
 
     def cells(self) -> tuple[Cell, ...]:
         """Every training, in the order of the grid."""
@@ -244,6 +261,7 @@ class Study:
             },
             "tied": [list(factor.names) for factor in self.factors if len(factor.names) > 1],
             "config": {**self.settings, "seeds": list(self.seeds)},
+            "quick": self.quick,
         }
 
 
@@ -319,11 +337,32 @@ def read_study(
     if quick:
         raw = reader.quickened(raw, overlay)
     raw["factors"] = reader.labelled(raw.get("factors", {}))
+    told = _data_names(raw)
     if data_folder is not None:
         reader.override(raw, "data.folder", data_folder, "--data-folder")
     for override in overrides:
         reader.override(raw, *read_override(override, "--set"), f"--set {override}")
-    return reader.study(raw)
+    changed = _data_names(raw) != told
+    study = reader.study(raw)
+    if quick:
+        return replace(study, quick=True, title=_quick_title(study))
+    if not changed or not study.title or ("title",) in reader.given:
+        return study
+    return replace(study, title=f"trained on {study.data} instead; {study.title}")
+
+
+def _quick_title(study: Study) -> str:
+    """What the small version is: the title of the whole study may name data and networks that it does not use."""
+    return f"quick version, trained on {study.data}" + (f", of “{study.title}”" if study.title else "")
+
+
+def _data_names(raw: Mapping[str, Any]) -> list[Any]:
+    """The data sets that a file names, crossed, tied to other settings or fixed."""
+    levels = ((label, value) for label, values in raw["factors"].items() for value in values)
+    tables = (dict(_flattened(value)) if isinstance(value, dict) else {label: value} for label, value in levels)
+    crossed = [table["data.name"] for table in tables if "data.name" in table]
+    section = raw.get("data")
+    return crossed or [section.get("name") if isinstance(section, dict) else None]
 
 
 def read_override(text: str, option: str) -> tuple[str, Any]:
@@ -407,6 +446,7 @@ class _Reader:
                 self.refuse(("factors", *name.split(".")), "is crossed twice; keep one of the factors")
         sections = {key: raw.pop(key) for key in list(raw) if key in CellConfig.model_fields and key != "seed"}
         head = self.checked(_Head, raw, ())
+        self.check_size(head, factors)
         seeds = tuple(range(head.seeds)) if isinstance(head.seeds, int) else head.seeds
         if len(set(seeds)) < len(seeds):
             self.refuse(("seeds",), f"must differ from each other, got {list(seeds)}")
@@ -414,6 +454,19 @@ class _Reader:
         cells = tuple(self.crossed(sections, factors, seeds))
         settings = cells[0].config.model_dump(mode="json", exclude={"seed"})
         return Study(head.name, head.title, head.paper, head.gap, seeds, factors, settings, cells)
+
+    def check_size(self, head: _Head, factors: tuple[Factor, ...]) -> None:
+        """Refuse a grid that is larger than the study says it may be, before it is made."""
+        seeds = head.seeds if isinstance(head.seeds, int) else len(head.seeds)
+        sizes = [*(len(factor.values) for factor in factors), seeds]
+        count = math.prod(sizes)
+        if count > head.most_cells:
+            product = " × ".join(f"{size:,}" for size in sizes)
+            self.refuse(
+                ("seeds",),
+                f"the study has {f'{product} = ' if len(sizes) > 1 else ''}{count:,} networks, more than most_cells = "
+                f"{head.most_cells:,}; cross less or take fewer seeds, or, if that many are meant, --set most_cells={count}",
+            )
 
     def factor(self, label: str, values: list[Any]) -> Factor:
         key = ("factors", *label.split("."))

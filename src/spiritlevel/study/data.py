@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.archives import DEFLATE_TIMES, HARMLESS, MOST_TIMES, Npz, check_unpacked, read_at_most
 
 Split = Literal["train", "test"]
 
@@ -77,10 +78,6 @@ class _Raw(NamedTuple):
     y: Tensor
     classes: int | None = None
     scale: int = 255
-
-
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 class _Source(NamedTuple):
@@ -308,10 +305,10 @@ def _find_file(folder: str, subfolders: tuple[str, ...], names: list[str]) -> Pa
 
 def _read_idx(path: Path, dimensions: int) -> Tensor:
     """The bytes of an idx file: two zeros, type 8, number of dimensions, big-endian sizes, then the values."""
-    size = 4 + 4 * dimensions
+    size, packed = 4 + 4 * dimensions, path.stat().st_size
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            header = _read_at_most(stream, size)
+            header = read_at_most(stream, size)
             expected = bytes([0, 0, 8, dimensions])
             if header[:4] != expected:
                 found = header[:4].hex(" ") or "nothing"
@@ -320,7 +317,9 @@ def _read_idx(path: Path, dimensions: int) -> Tensor:
                 raise SpiritLevelError(f"{path} is truncated: its header has {len(header)} of {size} bytes")
             shape = struct.unpack(f">{dimensions}I", header[4:])
             count = math.prod(shape)
-            content = _read_at_most(stream, count + 1)
+            if path.suffix == ".gz" and count <= DEFLATE_TIMES * packed:  # what promises more is found truncated
+                check_unpacked(path, packed, count)
+            content = read_at_most(stream, min(count + 1, max(HARMLESS, MOST_TIMES * packed)))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise SpiritLevelError(f"{path} is not a whole gzip file ({error}); fetch it again") from None
     if len(content) != count:
@@ -331,14 +330,6 @@ def _read_idx(path: Path, dimensions: int) -> Tensor:
     return (
         torch.frombuffer(content, dtype=torch.uint8).reshape(shape) if count else torch.empty(shape, dtype=torch.uint8)
     )
-
-
-def _read_at_most(stream: _Readable, count: int) -> bytearray:
-    """Up to `count` bytes in pieces, so that a header that lies about its size allocates nothing."""
-    content = bytearray()
-    while len(content) < count and (piece := stream.read(min(count - len(content), 1 << 20))):
-        content += piece
-    return content
 
 
 # --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
@@ -500,13 +491,14 @@ def _load_npz(path: Path, split: Split) -> _Raw:
     if not path.is_file():
         raise SpiritLevelError(f"no file {path}; a data set of your own is an .npz with arrays x and y")
     try:
-        with path.open("rb") as stream:  # np.load leaves a file open that it opened itself and could not read
+        with path.open("rb") as stream:
             tensors = _read_npz(stream, path, split)
     except SpiritLevelError:
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, MemoryError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
         raise SpiritLevelError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}); it must be written by np.savez, without objects"
+            f"{path} cannot be read ({said}); it must be written by np.savez, without objects"
         ) from None
     suffix = f"_{split}" if f"x_{split}" in tensors else ""
     labels = [tensor for name, tensor in tensors.items() if name.startswith("y")]
@@ -514,11 +506,9 @@ def _load_npz(path: Path, split: Split) -> _Raw:
 
 
 def _read_npz(stream: BinaryIO, path: Path, split: Split) -> dict[str, Tensor]:
-    archive = np.load(stream, allow_pickle=False)
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise SpiritLevelError(f"{path} is a single array; an archive is needed: np.savez({path.name!r}, x=x, y=y)")
-    with archive:
-        return {name: _tensor(archive[name], path) for name in _wanted(archive.files, split, path)}
+    archive = Npz(stream, path)
+    arrays = archive.arrays(_wanted(list(archive.members), split, path))
+    return {name: _tensor(array, path) for name, array in arrays.items()}
 
 
 def _wanted(names: list[str], split: Split, path: Path) -> set[str]:
@@ -603,7 +593,10 @@ def _load_torchvision(argument: str, split: Split) -> _Raw:
 
 @contextlib.contextmanager
 def _working_directory_importable() -> Iterator[None]:
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # deleted since: nothing is found there, and no reason to fail
+        folder = ""
     importlib.invalidate_caches()
     sys.path.insert(0, folder)
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.files import failure_damage, read_object, result_damage, study_damage
 
 Status = Literal["measured", "excluded", "failed", "unfinished"]
 
@@ -32,6 +33,7 @@ _LAYER_NAMES = {
     "kappa_trace_sum": "kappa_trace",
 }
 _OUTCOMES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+_NUMBERS = (*_OUTCOMES, "seconds", "gradient_norm")
 # Name in a result → column. What may also be a factor is named so that it cannot be taken for one.
 _TRAINING = {
     "reached": "reached",
@@ -205,7 +207,7 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
     plain = _study_file(root)
     cells = tuple(_read_cell(root / "cells" / str(entry["hash"]), entry) for entry in plain["cells"])
     known = {cell.hash for cell in cells}
-    present = [path.name for path in (root / "cells").iterdir() if path.is_dir()] if (root / "cells").is_dir() else []
+    present = _folders_in(root / "cells")
     return Study(
         folder=root,
         name=str(plain["name"]),
@@ -219,6 +221,15 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
         cells=cells,
         strangers=sum(name not in known and not name.startswith(".") for name in present),
     )
+
+
+def _folders_in(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir() if path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise SpiritLevelError(f"{folder} cannot be read: {error.strerror}") from None
 
 
 def layer_of(name: str) -> tuple[str, str | None]:
@@ -269,7 +280,7 @@ def read_curve(study: Study, cell: Cell) -> Curve:
         text = (study.folder / "cells" / cell.hash / "curve.csv").read_text(encoding="utf-8")
         rows = list(csv.DictReader(io.StringIO(text)))
         return Curve({name: tuple(float(row[name] or "nan") for row in rows) for name in (rows[0] if rows else ())})
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, csv.Error):
         return Curve({})
 
 
@@ -287,52 +298,80 @@ def results_csv(study: Study) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """A table with a header; numbers in full, nothing for nan."""
+    """A table with a header; numbers in full, nothing for nan, and no text that a spreadsheet would run."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow([harmless(column) for column in columns])
     for row in rows:
         writer.writerow([_csv_cell(row.get(column)) for column in columns])
     return stream.getvalue()
 
 
+def read_csv_text(text: str) -> list[dict[str, str]]:
+    """The rows of a table that `csv_text` wrote, with texts as they were before."""
+    return [
+        {original(column): original(entry) for column, entry in row.items()}
+        for row in csv.DictReader(io.StringIO(text))
+    ]
+
+
+# What a spreadsheet takes for the beginning of a formula, also in the wide forms that some of them accept.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+
+
+def harmless(text: str) -> str:
+    """A text that no spreadsheet runs: one that could be a formula has an apostrophe before it.
+
+    >>> harmless("=1+1"), harmless("mlp:8"), harmless("'=1")
+    ("'=1+1", 'mlp:8', "''=1")
+    """
+    return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
+
+
+def original(text: str) -> str:
+    """What `harmless` was given.
+
+    >>> original("'=1+1"), original("mlp:8"), original("''=1")
+    ('=1+1', 'mlp:8', "'=1")
+    """
+    return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
+
+
 def _study_file(root: Path) -> dict[str, Any]:
-    path = root / "study.json"
-    if not path.is_file():
+    plain = read_object(root / "study.json", study_damage, "run the study again, which writes it anew")
+    if plain is None:
         raise SpiritLevelError(
             f"{root} is no study's folder: it has no study.json; pass the folder of `study run --folder`"
         )
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        if {"name", "cells"} <= set(plain) and all("hash" in entry for entry in plain["cells"]):
-            return dict(plain)
-    except (OSError, ValueError, TypeError) as error:
-        raise SpiritLevelError(f"{path} cannot be read ({error}); run the study again to write it anew") from error
-    raise SpiritLevelError(f"{path} names no cells; run the study again to write it anew")
+    return plain
 
 
 def _read_cell(folder: Path, entry: Mapping[str, Any]) -> Cell:
     """The cell as its folder tells it: a result before a failure, a failure before nothing."""
     identity = (str(entry["hash"]), dict(entry.get("factors") or {}))
-    described, _ = _json(folder / "cell.json")
-    seed = (described or {}).get("seed", entry.get("seed"))
-    result, damage = _json(folder / "result.json")
-    if damage:
-        return Cell(*identity, seed, "failed", f"{damage}; delete it and run the study again")
-    if result is not None:
-        try:
+    seed = entry.get("seed") if _is_number(entry.get("seed")) else None
+    try:
+        result = read_object(folder / "result.json", result_damage, "run the study again, which measures it again")
+        if result is not None:
             return _cell_of(identity, seed, result)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            told = f"result.json is not a cell's result ({error!r}); delete it and run the study again"
-            return Cell(*identity, seed, "failed", told)
-    failure, damage = _json(folder / "failed.json")
-    if failure is not None or damage:
-        return Cell(*identity, seed, "failed", damage or _failure(failure or {}))
+    except SpiritLevelError as error:
+        return Cell(*identity, seed, "failed", _within(error, folder))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        told = f"result.json is not a cell's result ({error!r}); delete it and run the study again"
+        return Cell(*identity, seed, "failed", told)
+    try:
+        failure = read_object(folder / "failed.json", failure_damage, "run the study again, which computes it again")
+    except SpiritLevelError as error:
+        return Cell(*identity, seed, "failed", _within(error, folder))
+    if failure is not None:
+        return Cell(*identity, seed, "failed", _failure(failure))
     return Cell(*identity, seed, "unfinished", "no result yet")
 
 
 def _cell_of(identity: tuple[str, dict[str, Any]], seed: int | None, result: Mapping[str, Any]) -> Cell:
     training, measures = dict(result["training"]), result.get("measures")
+    for name in _NUMBERS:
+        _number(training.get(name))
     reached = bool(training.get("reached"))
     measured = reached and measures is not None
     stopped = str(training.get("stop_reason") or "no reason given")
@@ -341,7 +380,7 @@ def _cell_of(identity: tuple[str, dict[str, Any]], seed: int | None, result: Map
     )
     return Cell(
         *identity,
-        result.get("seed", seed),
+        result.get("seed", seed) if _is_number(result.get("seed", seed)) else seed,
         "measured" if measured else "excluded",
         reason,
         training,
@@ -370,15 +409,9 @@ def _failure(failure: Mapping[str, Any]) -> str:
     return told + (f" ({attempts} attempts)" if isinstance(attempts, int) and attempts > 1 else "")
 
 
-def _json(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """A file's content, or None where there is none; and what is wrong with it."""
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None, ""
-    except (OSError, ValueError) as error:
-        return None, f"{path.name} cannot be read ({error})"
-    return (plain, "") if isinstance(plain, dict) else (None, f"{path.name} holds no object")
+def _within(error: SpiritLevelError, folder: Path) -> str:
+    """What is wrong with a file, without the path to the folder of its cell."""
+    return str(error).replace(f"{folder}{os.sep}", "")
 
 
 def _quantities(report: Mapping[str, Any] | None) -> dict[str, Quantity]:
@@ -467,7 +500,7 @@ def _csv_cell(entry: Any) -> str:
         return "true" if entry else "false"
     if isinstance(entry, float):
         return repr(entry)
-    return entry if isinstance(entry, str) else json.dumps(entry)
+    return harmless(entry) if isinstance(entry, str) else json.dumps(entry)
 
 
 def _number(entry: Any) -> float:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.config import Cell, Study
 from spiritlevel.study.engines import Engine, Outcome, Task
+from spiritlevel.study.files import DamagedFileError
+from spiritlevel.study.identity import Code, code_of
 from spiritlevel.study.progress import Count, StudyProgress
-from spiritlevel.study.store import CellFolder, StudyFolder, hash_of
+from spiritlevel.study.store import CellFolder, Contents, StudyFolder, Tell, hash_of
 from spiritlevel.study.train import Samples, build, ensemble_size, load_samples
 from spiritlevel.study.worker import DISK_FULL, HELD, REFUSED, is_disk_full
 
@@ -40,8 +44,18 @@ class Summary:
 def summarize(folder: StudyFolder) -> Summary:
     """Look at every cell of the study in `folder`."""
     cells = folder.cells()
-    results = {cell.hash: result for cell in cells if (result := cell.result()) is not None}
-    failures = {cell.hash: failure["error"] for cell in cells if (failure := cell.failure()) is not None}
+    results: dict[str, dict[str, Any]] = {}
+    failures: dict[str, str] = {}
+    for cell in cells:
+        try:
+            result, failure = cell.result(), cell.failure()
+        except DamagedFileError as error:
+            failures[cell.hash] = str(error)
+            continue
+        if result is not None:
+            results[cell.hash] = result
+        elif failure is not None:
+            failures[cell.hash] = failure["error"]
     excluded = tuple(name for name, result in results.items() if not result["training"]["reached"])
     return Summary(len(cells), tuple(results), excluded, failures)
 
@@ -49,35 +63,53 @@ def summarize(folder: StudyFolder) -> Summary:
 def run_study(study: Study, folder: StudyFolder, engine: Engine, progress: StudyProgress) -> Summary:
     """Compute every cell that has no result yet. Stops all workers however it ends."""
     try:
-        groups = prepare(study, folder)
-        with progress:
-            _Run(groups, engine, progress).to_the_end()
+        with folder.at_work():
+            groups = prepare(study, folder, progress.tell)
+            with progress:
+                _Run(groups, engine, progress).to_the_end()
+            return summarize(folder)
     except KeyboardInterrupt:
         progress.tell("interrupted; what is finished stays, and the same command goes on where it was")
         raise
     except Exception as error:
-        if not is_disk_full(error):
+        if not is_disk_full(error) and not isinstance(error, OSError):
             raise
-        raise SpiritLevelError(
-            f"no space left for {folder.path}: stopped. Results that exist are whole; free some space and run the same "
-            "command again, it goes on where it was"
-        ) from None
+        raise SpiritLevelError(_stopped_by(error, folder)) from None
     finally:
         engine.stop()
-    return summarize(folder)
+
+
+def _stopped_by(error: Exception, folder: StudyFolder) -> str:
+    """What the file system refused, and what to do."""
+    if is_disk_full(error):
+        return (
+            f"no space left for {folder.path}: stopped. Results that exist are whole; free some space and run the same "
+            "command again, it goes on where it was"
+        )
+    if not folder.path.is_dir():
+        return (
+            f"{folder.path} is gone, and with it what was computed: stopped. Run the same command again to start anew"
+        )
+    where, why = getattr(error, "filename", None) or folder.path, getattr(error, "strerror", None) or error
+    return f"{where}: {why}: stopped. What is finished stays, and the same command goes on where it was"
 
 
 Group = tuple[CellFolder, ...]
 
 
-def prepare(study: Study, folder: StudyFolder) -> list[Group]:
+def _silent(_message: str) -> None:
+    """For whoever has nobody to tell."""
+
+
+def prepare(study: Study, folder: StudyFolder, tell: Tell = _silent) -> list[Group]:
     """Write the cells down, grouped by how they are trained: alone, or several seeds together.
 
     Loads the data and builds every kind of network once: what cannot work is refused before anything is computed.
     """
     samples: dict[str, Samples] = {}
     together: dict[str, int] = {}
-    fingerprints: dict[str, str] = {}
+    code: dict[str, Code] = {}
+    contents: dict[str, Contents] = {}
     for cell in study.cells():
         data = cell.config.data.model_copy(update={"label_noise": 0.0})
         key, point = data.model_dump_json(), _point(cell)
@@ -86,9 +118,10 @@ def prepare(study: Study, folder: StudyFolder) -> list[Group]:
         if point not in together:
             network = build(cell.config, samples[key].train)
             together[point] = ensemble_size(cell.config, network, len(study.seeds))
-        fingerprint = samples[key].fingerprint
-        fingerprints[hash_of(cell.config, fingerprint)] = fingerprint
-    folders = folder.write(study, fingerprints)
+            code[point] = code_of(cell.config, samples[key].train)
+        found = Contents(samples[key].fingerprint, code[point])
+        contents[hash_of(cell.config, *found)] = found
+    folders = folder.write(study, contents, tell)
     groups = _groups(study.cells(), together)
     return [tuple(folders[position] for position in group) for group in groups]
 
@@ -170,7 +203,7 @@ class _Run:
     def _take(self, task: Task, outcome: Outcome) -> None:
         self._look(task)
         if outcome.code == DISK_FULL:
-            raise OSError(28, os.strerror(28))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if outcome.code == HELD:
             self.later.append((time.monotonic() + HELD_PAUSE, task))
             return
@@ -185,6 +218,8 @@ class _Run:
         self.queue.extendleft(replace(task, cells=(folder.cell,), attempt=task.attempt + 1) for folder in open_cells)
 
     def _fail(self, folder: CellFolder, task: Task, outcome: Outcome) -> None:
+        if not folder.path.is_dir():  # do not make anew what was deleted on purpose
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder.path))
         self.failed.add(folder)
         failure = folder.failure()
         if failure is None or outcome.code < 0:

@@ -1,11 +1,13 @@
 """The folder of a study: one folder a cell, named by what the cell is; a file that exists is whole.
 
-study.json                 the study and its cells
+study.json                 the study and its cells; written by whoever holds `lock`
+running                    held by every run that is at work here
 cells/HASH/cell.json       settings of the cell
 cells/HASH/curve.csv, model.safetensors, training.json    once it is trained
 cells/HASH/result.json     once it is measured; written last
 cells/HASH/failed.json     what went wrong; gone after a success
 cells/HASH/log.txt         what its process said
+*.damaged                  what could not be read and was made anew
 """
 
 from __future__ import annotations
@@ -19,37 +21,58 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
+
+from pydantic import ValidationError
 
 from spiritlevel._version import __version__
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.result import write_whole
+from spiritlevel.study import files
+from spiritlevel.study.checkpoint import read_state_dict
 from spiritlevel.study.config import Cell, CellConfig, Study
+from spiritlevel.study.files import DamagedFileError, read_object, set_aside
+from spiritlevel.study.identity import NO_CODE, Code
+from spiritlevel.study.merge import comparable, merged
+from spiritlevel.study.models import is_own_model
 from spiritlevel.study.train import Epoch
 
+Tell = Callable[[str], None]
 
-def hash_of(config: CellConfig, fingerprint: str) -> str:
+
+class Contents(NamedTuple):
+    """What a cell's settings name and do not hold: the fingerprint of its data, the digests of the user's own code."""
+
+    data: str
+    code: Code = NO_CODE
+
+
+def hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
     """What a cell is, as 16 hexadecimal digits: its settings, the bytes of its data, the version that computes it.
 
-    Where the data lie is no part of it, nor in which ensemble it is trained.
+    The code of networks and losses of the user's own belongs to it. Where the data lie is no part of it, nor in which
+    ensemble it is trained.
     """
-    return _digest(config.model_dump(mode="json", exclude=_ELSEWHERE), fingerprint)
+    return _digest(config.model_dump(mode="json", exclude=_ELSEWHERE), fingerprint, code)
 
 
-def training_hash_of(config: CellConfig, fingerprint: str) -> str:
+def training_hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
     """The same for what is trained, whatever is required and measured of it."""
     apart = {**_ELSEWHERE, "training": {*_ELSEWHERE["training"], "require"}, "measure": True}
-    return _digest(config.model_dump(mode="json", exclude=apart), fingerprint)
+    return _digest(config.model_dump(mode="json", exclude=apart), fingerprint, Code(code.network))
 
 
 _ELSEWHERE: dict[str, Any] = {"data": {"folder"}, "training": {"ensemble"}}
 
 
-def _digest(settings: dict[str, Any], fingerprint: str) -> str:
-    whole = {"config": settings, "data": fingerprint, "version": __version__}
+def _digest(settings: dict[str, Any], fingerprint: str, code: Code) -> str:
+    whole: dict[str, Any] = {"config": settings, "data": fingerprint, "version": __version__}
+    if any(code):  # cells that run no code of the user's keep the names they always had
+        whole["code"] = code._asdict()
     canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -59,14 +82,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(content, indent=1, allow_nan=False))
 
 
-def read_json(path: Path) -> Any:
-    """What `write_json` wrote; None where there is no such file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except ValueError as error:
-        raise SpiritLevelError(f"{path} is damaged ({error}); remove it and run the study again") from None
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _copy_whole(source: Path, target: Path) -> None:
@@ -113,35 +131,103 @@ class CellFolder:
 
     @property
     def done(self) -> bool:
-        """Whether there is a result."""
-        return (self.path / "result.json").is_file()
+        """Whether there is a result, and it can be read."""
+        try:
+            return self.result() is not None
+        except DamagedFileError:
+            return False
 
     def settings(self) -> dict[str, Any]:
         """The content of `cell.json`."""
-        found = read_json(self.cell)
+        found = read_object(self.cell, files.cell_damage, "run the study again, which writes it anew")
         if found is None:
             raise SpiritLevelError(f"no file {self.cell}; `spiritlevel study run` writes it")
-        return dict(found)
+        return found
+
+    def config(self) -> CellConfig:
+        """The settings in `cell.json`, checked."""
+        try:
+            return CellConfig.model_validate(self.settings()["config"])
+        except ValidationError as error:
+            told = f"its config is not one of a cell: {error.errors()[0]['msg']}"
+            raise DamagedFileError(self.cell, told, "run the study again, which writes it anew") from None
+
+    def contents(self) -> Contents:
+        """What the settings in `cell.json` stood for when it was written."""
+        settings = self.settings()
+        code = settings.get("code") or {}
+        return Contents(settings["fingerprint"], Code(str(code.get("network", "")), str(code.get("losses", ""))))
 
     def training(self) -> dict[str, Any] | None:
-        """How training ended, if it did."""
-        found = read_json(self.path / "training.json")
-        return None if found is None else dict(found)
+        """How training ended, if it did and its weights are whole."""
+        return None if self.training_damage() else self._ended()
+
+    def training_damage(self) -> str:
+        """What is wrong with a training that ended, its weights included; nothing where none ended."""
+        try:
+            ended = self._ended()
+        except DamagedFileError as error:
+            return f"training.json is damaged ({error.damage})"
+        return "" if ended is None else self._weights_damage(ended)
+
+    def _ended(self) -> dict[str, Any] | None:
+        remedy = "run the study again, which trains the network again"
+        return read_object(self.path / "training.json", files.training_damage, remedy)
+
+    def _weights_damage(self, ended: Mapping[str, Any]) -> str:
+        if not self.checkpoint.is_file():
+            return f"its weights, {self.checkpoint.name}, are missing"
+        if "weights" in ended:
+            return "" if ended["weights"] == _sha256(self.checkpoint) else f"{self.checkpoint.name} is damaged"
+        try:  # trained by a version that wrote no digest
+            read_state_dict(self.checkpoint)
+        except SpiritLevelError:
+            return f"{self.checkpoint.name} is damaged"
+        return ""
 
     def result(self) -> dict[str, Any] | None:
         """The result, if there is one."""
-        found = read_json(self.path / "result.json")
-        return None if found is None else dict(found)
+        remedy = "run the study again, which measures the network again"
+        return read_object(self.path / "result.json", files.result_damage, remedy)
 
     def failure(self) -> dict[str, Any] | None:
         """What went wrong, if something did and no result followed."""
-        found = None if self.done else read_json(self.path / "failed.json")
-        return None if found is None else dict(found)
+        try:
+            return None if self.done else read_object(self.path / "failed.json", files.failure_damage, "")
+        except DamagedFileError as error:
+            return {"error": f"failed.json is damaged ({error.damage})", "traceback": "", "attempts": 0}
+
+    def mend(self, tell: Tell) -> None:
+        """Set aside what is damaged, so that it is computed again, and tell so; a cell at work mends itself."""
+        if not self._damages():
+            return
+        with locked([self]) as held:
+            for path, damage, remedy in self._damages() if held else []:
+                if path.exists():
+                    set_aside(path)
+                tell(f"cell {self.hash}: {damage}; it is {remedy}")
+
+    def _damages(self) -> list[tuple[Path, str, str]]:
+        """Files that are in the way, what is wrong and what follows."""
+        found = []
+        for name, read, remedy in (
+            ("cell.json", self.config, "written anew"),
+            ("result.json", self.result, "measured again"),
+        ):
+            try:
+                if (self.path / name).exists():
+                    read()
+            except DamagedFileError as error:
+                found.append((self.path / name, f"{name} is damaged ({error.damage})", remedy))
+        if not self.done and (damage := self.training_damage()):
+            found.append((self.path / "training.json", damage, "trained again"))
+        return found
 
     def adopt(self, other: CellFolder) -> None:
         """Take over a complete training of the same settings; what says that it is complete comes last."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write_whole(self.curve, other.curve.read_text(encoding="utf-8"))
+        if other.curve.is_file():
+            _copy_whole(other.curve, self.curve)
         _copy_whole(other.checkpoint, self.checkpoint)
         self.write_training(other.training() or {})
 
@@ -155,7 +241,7 @@ class CellFolder:
 
     def write_training(self, training: Mapping[str, Any]) -> None:
         """How training ended; the checkpoint and the curve must be there before."""
-        write_json(self.path / "training.json", training)
+        write_json(self.path / "training.json", {"weights": _sha256(self.checkpoint), **training})
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """The result, which takes an earlier failure away."""
@@ -167,11 +253,16 @@ class CellFolder:
         write_json(self.path / "failed.json", {"error": error, "traceback": traceback, "attempts": attempts})
 
 
+def _silent(_message: str) -> None:
+    """For whoever has nobody to tell."""
+
+
 class StudyFolder:
     """A study on disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._presence: IO[str] | None = None
 
     def cell(self, name: str) -> CellFolder:
         """The folder of the cell with this hash."""
@@ -179,57 +270,172 @@ class StudyFolder:
 
     def study(self) -> dict[str, Any]:
         """The content of `study.json`."""
-        found = read_json(self.path / "study.json")
+        found = self._described()
         if found is None:
             raise SpiritLevelError(f"{self.path} holds no study: no file study.json; `spiritlevel study run` makes one")
-        return dict(found)
+        return found
+
+    def _described(self) -> dict[str, Any] | None:
+        return read_object(self.path / "study.json", files.study_damage, "run the study again, which writes it anew")
 
     def cells(self) -> list[CellFolder]:
         """The folders of the study's cells, in the order of the grid."""
         return [self.cell(entry["hash"]) for entry in self.study()["cells"]]
 
-    def write(self, study: Study, fingerprints: Mapping[str, str]) -> list[CellFolder]:
-        """Describe the study and each of its cells; `fingerprints` by hash of the cell, in the order of the grid."""
-        before = read_json(self.path / "study.json")
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Let other runs see that one is at work here; the system takes the sign away from a process that dies."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "running").open("a+") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH)
+            self._presence = stream
+            try:
+                yield
+            finally:
+                self._presence = None
+
+    def _others_at_work(self) -> bool:
+        """Whether another run is at work here; to be asked by the holder of the folder's lock only."""
+        with (self.path / "running").open("a+") as stream:
+            sign = self._presence or stream
+            others = not _flocked(sign)
+            # Taking a lock of another kind gave the shared one up.
+            fcntl.flock(sign, fcntl.LOCK_UN if self._presence is None else fcntl.LOCK_SH)
+            return others
+
+    def write(self, study: Study, contents: Mapping[str, Contents], tell: Tell = _silent) -> list[CellFolder]:
+        """Describe the study and each of its cells; `contents` by hash of the cell, in the order of the grid.
+
+        Cells that other runs of the same study have added stay; one run writes at a time.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("a+") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            return self._write(study, contents, tell)
+
+    def _write(self, study: Study, contents: Mapping[str, Contents], tell: Tell) -> list[CellFolder]:
+        before = self._before(study, tell)
+        folders = [self.cell(name) for name in contents]
+        cells = list(zip(folders, study.cells(), contents.values(), strict=True))
+        described = self._with_others(before, _entry_of(study, cells), cells, tell)
+        for folder, cell, content in cells:
+            folder.mend(tell)
+            if not folder.cell.exists() or not folder.done:
+                write_json(folder.cell, _described(folder.hash, cell, content))
+        self._adopt_trainings(cells, tell)
+        write_json(self.path / "study.json", described)
+        return folders
+
+    def _before(self, study: Study, tell: Tell) -> dict[str, Any] | None:
+        """What `study.json` says so far, if it is of the same study."""
+        try:
+            before = self._described()
+        except DamagedFileError as error:
+            tell(f"{error.path} is damaged ({error.damage}); it is written anew, and finished cells are found again")
+            set_aside(error.path)
+            return None
         if before is not None and before["name"] != study.name:
             raise SpiritLevelError(
                 f"{self.path} holds the study {before['name']!r}, not {study.name!r}; choose another folder"
             )
-        folders = [self.cell(name) for name in fingerprints]
-        trained = self._trainings()
-        for folder, cell in zip(folders, study.cells(), strict=True):
-            if folder.done:
+        return before
+
+    def _with_others(
+        self, before: dict[str, Any] | None, now: dict[str, Any], cells: Iterable[_Described], tell: Tell
+    ) -> dict[str, Any]:
+        """The description of the study together with the cells that other runs of it have added."""
+        hashes = {entry["hash"] for entry in now["cells"]}
+        others = [] if before is None else [entry for entry in before["cells"] if entry["hash"] not in hashes]
+        if before is None or not others:
+            return now
+        standing = {_subject(cell.config): content for _, cell, content in cells}
+        kept = [entry for entry in others if comparable(before, now) and self._fits(entry["hash"], standing)]
+        if len(kept) < len(others) and self._others_at_work():
+            raise SpiritLevelError(
+                f"another run is at work in {self.path} with other settings, data or code; wait until it has ended, or "
+                "choose another folder"
+            )
+        if kept:
+            tell(f"{self.path / 'study.json'} lists {len(kept)} more cells, of other runs; they stay")
+        if len(kept) < len(others):
+            tell(f"{len(others) - len(kept)} cells of other settings, data or code no longer belong to the study in "
+                 f"{self.path}; their files stay in cells/")  # fmt: skip
+        return merged(before, now, kept) if kept else now
+
+    def _fits(self, name: str, standing: Mapping[str, Contents]) -> bool:
+        """Whether a cell of another run has the data and the code that this one has under the same names."""
+        try:
+            folder = self.cell(name)
+            contents = folder.contents()
+            return standing.get(_subject(folder.config()), contents) == contents
+        except SpiritLevelError:
+            return False
+
+    def _adopt_trainings(self, cells: Iterable[_Described], tell: Tell) -> None:
+        """Take over complete trainings of the same settings; tell where they cannot be taken over."""
+        trained, by_other_code = self._trainings()
+        changed: dict[str, int] = defaultdict(int)
+        for folder, cell, content in cells:
+            if folder.done or folder.training() is not None:
                 continue
-            fingerprint = fingerprints[folder.hash]
-            write_json(folder.cell, _described(folder.hash, cell, fingerprint))
-            other = trained.get(training_hash_of(cell.config, fingerprint))
-            if folder.training() is None and other is not None:
-                folder.adopt(other)
-        cells = [
-            {"hash": folder.hash, "factors": cell.factors, "seed": cell.seed}
-            for folder, cell in zip(folders, study.cells(), strict=True)
-        ]
-        write_json(self.path / "study.json", {**study.to_dict(), "version": __version__, "cells": cells})
-        return folders
+            found = trained.get(training_hash_of(cell.config, *content), [])
+            damages = {other: other.training_damage() for other in found}
+            whole = next((other for other, damage in damages.items() if not damage), None)
+            if whole is not None:
+                folder.adopt(whole)
+            elif damages:
+                other, damage = next(iter(damages.items()))
+                tell(f"cell {folder.hash}: its training cannot be taken over from cell {other.hash}, because {damage}; "
+                     "it is trained again")  # fmt: skip
+            elif training_hash_of(cell.config, content.data) in by_other_code:
+                changed[cell.config.model.name] += 1
+        for name, count in changed.items():
+            tell(
+                f"the code behind {name} is not what {count} cells here were trained with; they are trained again, and the "
+                "old ones stay in cells/ and are no longer read"
+            )
 
-    def _trainings(self) -> dict[str, CellFolder]:
-        """Complete trainings by what was trained: a study that requires or measures something else need not train again."""
-        folders = (CellFolder(path.parent) for path in sorted(self.path.glob("cells/*/training.json")))
-        return {_trained_in(folder): folder for folder in folders}
+    def _trainings(self) -> tuple[dict[str, list[CellFolder]], set[str]]:
+        """Trainings by what was trained: a study that requires or measures something else need not train again.
+
+        And those of code of the user's own, by what was trained apart from the code.
+        """
+        trained: dict[str, list[CellFolder]] = defaultdict(list)
+        by_code: set[str] = set()
+        for path in sorted(self.path.glob("cells/*/training.json")):
+            folder = CellFolder(path.parent)
+            # What cannot be read is no training to take over; if it belongs to this study, it was mended before.
+            with contextlib.suppress(SpiritLevelError):
+                config, contents = folder.config(), folder.contents()
+                trained[training_hash_of(config, *contents)].append(folder)
+                if is_own_model(config.model.name):
+                    by_code.add(training_hash_of(config, contents.data))
+        return trained, by_code
 
 
-def _trained_in(folder: CellFolder) -> str:
-    settings = folder.settings()
-    return training_hash_of(CellConfig.model_validate(settings["config"]), settings["fingerprint"])
+_Described = tuple[CellFolder, Cell, Contents]
 
 
-def _described(name: str, cell: Cell, fingerprint: str) -> dict[str, Any]:
+def _entry_of(study: Study, cells: Iterable[_Described]) -> dict[str, Any]:
+    entries = [{"hash": folder.hash, "factors": cell.factors, "seed": cell.seed} for folder, cell, _ in cells]
+    return {**study.to_dict(), "version": __version__, "cells": entries}
+
+
+def _subject(config: CellConfig) -> str:
+    """Which network on which data: what names the contents of a cell."""
+    return config.model_copy(
+        update={"data": config.data.model_copy(update={"folder": None, "label_noise": 0.0})}
+    ).model_dump_json(include={"data", "model"})
+
+
+def _described(name: str, cell: Cell, contents: Contents) -> dict[str, Any]:
     return {
         "hash": name,
         "factors": cell.factors,
         "seed": cell.seed,
         "config": cell.config.model_dump(mode="json"),
-        "fingerprint": fingerprint,
+        "fingerprint": contents.data,
+        "code": contents.code._asdict(),
     }
 
 
@@ -243,10 +449,16 @@ def locked(folders: Iterable[CellFolder]) -> Iterator[bool]:
         yield all(_lock(stack.enter_context((folder.path / "lock").open("a+"))) for folder in folders)
 
 
-def _lock(stream: IO[str]) -> bool:
+def _flocked(stream: IO[str]) -> bool:
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        return False
+    return True
+
+
+def _lock(stream: IO[str]) -> bool:
+    if not _flocked(stream):
         return False
     stream.truncate(0)
     stream.write(f"{socket.gethostname()} {os.getpid()}\n")

@@ -23,8 +23,9 @@ from spiritlevel._version import __version__
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.checkpoint import load_checkpoint, save_checkpoint
 from spiritlevel.study.config import CellConfig
+from spiritlevel.study.identity import code_of
 from spiritlevel.study.measuring import measure_cell, measured_samples
-from spiritlevel.study.store import CellFolder, locked
+from spiritlevel.study.store import CellFolder, Contents, hash_of, locked
 from spiritlevel.study.train import Samples, Trained, arrived, build, load_samples, train
 
 DONE, CRASHED, REFUSED, DISK_FULL, HELD, ORPHANED = 0, 1, 2, 74, 75, 76
@@ -57,8 +58,10 @@ def _compute(folders: list[CellFolder]) -> int:
     pending = [folder for folder in folders if not folder.done]
     with _Failures(pending) as failures:
         settings = {folder: folder.settings() for folder in folders}
-        configs = {folder: CellConfig.model_validate(settings[folder]["config"]) for folder in folders}
-        samples = _load(configs[folders[0]], settings[folders[0]]["fingerprint"])
+        configs = {folder: folder.config() for folder in folders}
+        samples = _load(configs[folders[0]], folders[0].contents())
+        for folder in folders:
+            _check_name(folder, configs[folder])
         if any(folder.training() is None for folder in pending):
             _train(folders, configs, samples)
     if failures.outcome != DONE:
@@ -95,18 +98,38 @@ def is_disk_full(error: BaseException) -> bool:
     return full or os.strerror(errno.ENOSPC) in str(error)
 
 
-def _load(config: CellConfig, fingerprint: str) -> Samples:
+def _load(config: CellConfig, contents: Contents) -> Samples:
+    """The data, if they and the code of the user's own are what they were when the study was started."""
     samples = load_samples(config.data)
-    if samples.fingerprint != fingerprint:
+    if samples.fingerprint != contents.data:
         raise SpiritLevelError(
             f"{config.data.spec} has other content than when the study was started; run the study again, "
             "which makes new cells for it"
         )
+    found = code_of(config, samples.train)
+    for now, then, name in zip(found, contents.code, (config.model.name, "the losses"), strict=True):
+        if now != then:
+            raise SpiritLevelError(
+                f"the code behind {name} is not what it was when the study was started; run the study again, which makes "
+                "new cells for it"
+            )
     return samples
+
+
+def _check_name(folder: CellFolder, config: CellConfig) -> None:
+    """Refuse settings that are not those the folder is named by: what they give would be taken for something else."""
+    if hash_of(config, *folder.contents()) != folder.hash:
+        raise SpiritLevelError(
+            f"{folder.cell} holds other settings than its folder is named by, or was written by another version of "
+            "spiritlevel; run the study again, which makes a new cell for them"
+        )
 
 
 def _train(folders: list[CellFolder], configs: dict[CellFolder, CellConfig], samples: Samples) -> None:
     """Train all cells together, as the study has it, and keep those that were not trained yet."""
+    for folder in folders:
+        if damage := folder.training_damage():
+            print(f"cell {folder.hash}: {damage}; it is trained again", file=sys.stderr, flush=True)
     trained = train([configs[folder] for folder in folders], samples)
     for folder, network in zip(folders, trained, strict=True):
         if folder.training() is None:

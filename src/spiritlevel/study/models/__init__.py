@@ -17,7 +17,7 @@ from spiritlevel.study.models.dense import FullyConnected
 from spiritlevel.study.models.initialize import SCHEMES, initialize
 from spiritlevel.study.models.residual import ResNet, WideResNet
 
-__all__ = ["build_model", "list_initializations", "list_models"]
+__all__ = ["build_model", "is_own_model", "list_initializations", "list_models"]
 
 Shape = tuple[int, ...]
 
@@ -72,6 +72,16 @@ def list_initializations() -> list[str]:
     return ["default", *SCHEMES]
 
 
+def is_own_model(name: str) -> bool:
+    """Whether `name` is one of the user's own, `package.module:factory`.
+
+    >>> is_own_model("mynetworks:small"), is_own_model("mlp:300-100")
+    (True, False)
+    """
+    reserved = name in MODELS or name.partition(":")[0] == "mlp"
+    return not reserved and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
+
+
 def _build(name: str, shape: Shape, classes: int, width: float) -> nn.Module:
     if name in MODELS:
         model = MODELS[name]
@@ -84,7 +94,7 @@ def _build(name: str, shape: Shape, classes: int, width: float) -> nn.Module:
         model = _resnet(int(match[1]))
     elif match := re.fullmatch(r"wrn-(\d+)-(\d+)", name):
         model = _wide_resnet(int(match[1]), int(match[2]))
-    elif re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+    elif is_own_model(name):
         return _build_own(name, shape, classes, width)
     else:
         known = list_models()

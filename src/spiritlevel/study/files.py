@@ -1,0 +1,139 @@
+"""Reading the files of a study without trusting them: a file is whole, missing, or damaged, and damage is named.
+
+Light on imports: whoever only reads a study's answers needs nothing else of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spiritlevel.errors import SpiritLevelError
+
+# What is wrong with the content of a file, in words; nothing where it is as it should be.
+Check = Callable[[Mapping[str, Any]], str]
+
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
+# Numbers that a training leaves; infinity and nan come as text.
+_TRAINING_NUMBERS = ("train_loss", "train_accuracy", "gradient_norm")
+
+
+class DamagedFileError(SpiritLevelError):
+    """A file of a study that does not hold what it should."""
+
+    def __init__(self, path: Path, damage: str, remedy: str) -> None:
+        super().__init__(f"{path} is damaged ({damage}); {remedy}")
+        self.path, self.damage = path, damage
+
+
+def read_object(path: Path, check: Check, remedy: str) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is no such file. What is no such object is a `DamagedFileError`."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SpiritLevelError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(path, str(error), remedy) from None
+    damage = check(found) if isinstance(found, dict) else f"it holds {_kind(found)} where an object is needed"
+    if damage:
+        raise DamagedFileError(path, damage, remedy)
+    return dict(found)
+
+
+_KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+
+
+def _kind(found: Any) -> str:
+    return _KINDS.get(type(found), "nothing")
+
+
+def study_damage(plain: Mapping[str, Any]) -> str:
+    """What is wrong with the content of `study.json`."""
+    return (
+        wrong_entries(plain, {"name": str, "cells": list})
+        or wrong_entries(plain, {"config": dict, "factors": dict, "tied": list}, optional=True)
+        or next(
+            (f"cell {i}: {damage}" for i, entry in enumerate(plain["cells"]) if (damage := _entry_damage(entry))), ""
+        )
+    )
+
+
+def _entry_damage(entry: Any) -> str:
+    if not isinstance(entry, dict):
+        return f"is {_kind(entry)}"
+    damage = wrong_entries(entry, {"hash": str}) or wrong_entries(entry, {"factors": dict}, optional=True)
+    return damage or ("" if _FOLDER_NAME.fullmatch(entry["hash"]) else f"{entry['hash']!r} is no hash")
+
+
+def cell_damage(plain: Mapping[str, Any]) -> str:
+    """What is wrong with the content of `cell.json`."""
+    return wrong_entries(plain, {"config": dict, "fingerprint": str, "factors": dict})
+
+
+def training_damage(plain: Mapping[str, Any]) -> str:
+    """What is wrong with the content of `training.json`, or with the part of a result that repeats it."""
+    return wrong_entries(plain, {"reached": bool, "stop_reason": str}) or next(
+        (f"{key} is not a number" for key in _TRAINING_NUMBERS if not _is_number(plain.get(key))), ""
+    )
+
+
+def result_damage(plain: Mapping[str, Any]) -> str:
+    """What is wrong with the content of `result.json`."""
+    parts = {"measures": dict, "rescaled": dict, "attacks": list, "environment": dict, "data": dict}
+    damage = wrong_entries(plain, {"training": dict}) or wrong_entries(plain, parts, optional=True)
+    if damage:
+        return damage
+    attacks = plain.get("attacks") or []
+    if not all(isinstance(attack, dict) and _is_number(attack.get("target")) for attack in attacks):
+        return "an attack has no target"
+    reports = [plain.get("measures"), plain.get("rescaled"), *(attack.get("measures") for attack in attacks)]
+    damages = (wrong_entries(plain["training"], {"reached": bool}), *map(_report_damage, filter(None, reports)))
+    return next(filter(None, damages), "")
+
+
+def _report_damage(report: Any) -> str:
+    """What is wrong with a saved report."""
+    values = report.get("values") if isinstance(report, dict) else None
+    if not isinstance(values, dict):
+        return "a report has no values"
+    for name, value in values.items():
+        if not isinstance(value, dict) or not {"value", "error", "converged"} <= set(value):
+            return f"{name} is not a measured value"
+        if not all(value[key] is None or _is_number(value[key]) for key in ("value", "error")):
+            return f"{name} is not a measured value"
+    return ""
+
+
+def failure_damage(plain: Mapping[str, Any]) -> str:
+    """What is wrong with the content of `failed.json`."""
+    return wrong_entries(plain, {"error": str, "attempts": int})
+
+
+def wrong_entries(plain: Mapping[str, Any], kinds: Mapping[str, type], *, optional: bool = False) -> str:
+    """The first entry that is missing or of another kind, in words; those that are `optional` may be missing or null."""
+    for key, kind in kinds.items():
+        if plain.get(key) is None:
+            if not optional:
+                return f"it has no {key!r}"
+        elif not isinstance(plain[key], kind):
+            return f"{key!r} is {_kind(plain[key])}"
+    return ""
+
+
+def _is_number(entry: Any) -> bool:
+    try:
+        float(entry)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def set_aside(path: Path) -> None:
+    """Rename a damaged file, so that it is no longer read and can still be looked at."""
+    os.replace(path, path.with_name(f"{path.name}.damaged"))
