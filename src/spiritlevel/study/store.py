@@ -356,10 +356,10 @@ class StudyFolder:
                 "choose another folder"
             )
         if kept:
-            tell(f"{self.path / 'study.json'} lists {len(kept)} more cells, of other runs; they stay")
+            tell(f"{self.path / 'study.json'} also lists {_cells(len(kept))} of other runs, which it keeps")
         if len(kept) < len(others):
-            tell(f"{len(others) - len(kept)} cells of other settings, data or code no longer belong to the study in "
-                 f"{self.path}; their files stay in cells/")  # fmt: skip
+            tell(f"{_cells(len(others) - len(kept))} of other settings, data or code no longer listed in "
+                 f"{self.path / 'study.json'}; the files stay in cells/")  # fmt: skip
         return merged(before, now, kept) if kept else now
 
     def _fits(self, name: str, standing: Mapping[str, Contents]) -> bool:
@@ -391,8 +391,8 @@ class StudyFolder:
                 changed[cell.config.model.name] += 1
         for name, count in changed.items():
             tell(
-                f"the code behind {name} is not what {count} cells here were trained with; they are trained again, and the "
-                "old ones stay in cells/ and are no longer read"
+                f"the code behind {name} has changed since it was trained here: {_cells(count)} trained again; the old "
+                "ones stay in cells/ and are no longer read"
             )
 
     def _trainings(self) -> tuple[dict[str, list[CellFolder]], set[str]]:
@@ -414,6 +414,10 @@ class StudyFolder:
 
 
 _Described = tuple[CellFolder, Cell, Contents]
+
+
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
 
 
 def _entry_of(study: Study, cells: Iterable[_Described]) -> dict[str, Any]:
