@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 import re
+import shutil
+from dataclasses import replace
 from html import unescape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from test_report_browser import browser, requests, visit  # noqa: F401
 from test_report_page import HOSTILE, Outline
 
-from spiritlevel.report.study import study_answer, study_page, write_study_report
-from spiritlevel.report.study_figures import ByLevel, boxes, lines, ranking
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.report import study as report_module
+from spiritlevel.report.study import study_answer, study_page, study_title, write_study_report
+from spiritlevel.report.study_figures import ByLevel, boxes, gap_scatter, lines, ranking
+from spiritlevel.study.config import read_study as read_settings
 from spiritlevel.study.correlate import Estimate, answers
 from spiritlevel.study.results import read_study
 from study_samples import GRIDS, fabricate
@@ -202,6 +210,80 @@ def test_pictures_hold_the_numbers_given() -> None:
 def test_the_same_study_gives_the_same_page(folders: dict[str, Path]) -> None:
     study = read_study(folders["dinh-attack"])
     assert study_page(study, answers(study)) == page(folders["dinh-attack"])
+
+
+@pytest.mark.parametrize("name", ["results.csv", "correlations.csv", "report.html"])
+def test_a_full_disk_is_said_and_leaves_what_stood_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = fabricate(tmp_path, cells=6, measures=MEASURES[:1])
+    write_study_report(folder)
+    before = (folder / name).read_bytes()
+    write = report_module.write_whole
+
+    def full(path: Path, text: str) -> None:
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, text)
+
+    monkeypatch.setattr(report_module, "write_whole", full)
+    told = f"{folder / name} cannot be written: No space left on device; what stood there before is unchanged"
+    with pytest.raises(SpiritLevelError, match=re.escape(told)):
+        write_study_report(folder)
+    assert (folder / name).read_bytes() == before
+
+
+def test_a_folder_that_was_deleted_is_said_and_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fabricate(tmp_path / "study", cells=6, measures=MEASURES[:1])
+
+    def deleting(study: Any) -> Any:
+        shutil.rmtree(folder)
+        return answers(study)
+
+    monkeypatch.setattr(report_module, "answers", deleting)
+    with pytest.raises(SpiritLevelError, match=r"study is gone, so that results\.csv cannot be written"):
+        write_study_report(folder)
+    assert not folder.exists()
+    with pytest.raises(SpiritLevelError, match=r"study is no study's folder"):
+        write_study_report(folder)
+
+
+def test_the_title_names_the_data_that_were_used(folders: dict[str, Path]) -> None:
+    study = read_study(folders["petzka-mnist"])
+    assert study_title(study) == "Study petzka-mnist: Layer measures at batch sizes from 1000 to 8000"
+    full = read_settings("petzka-mnist", data_folder="/data")
+    quick = read_settings("petzka-mnist", quick=True)
+    for described, title in (
+        (full, full.title),
+        (quick, f"quick version, trained on digits, of “{full.title}”"),
+        # A folder from before quick versions said so.
+        (replace(quick, title=full.title), f"trained on digits instead; {full.title}"),
+    ):
+        plain = described.to_dict()
+        seen = replace(study, title=plain["title"], config=plain["config"], factors=plain["factors"])
+        assert study_title(seen) == f"Study petzka-mnist: {title}"
+        assert unescape(study_page(seen, answers(study))).count(f"<h1>Study petzka-mnist: {title}") == 1
+
+
+@pytest.mark.parametrize(
+    "label", ["plain spectral norm of the Hessian", "a" * 60, "normalized_sharpness(loss=normalized_cross_entropy)"]
+)
+@pytest.mark.parametrize("names", [["x"], ["x", "y", "z"]])
+def test_the_label_of_an_axis_is_within_its_picture(label: str, names: list[str]) -> None:
+    levels = ByLevel(["1", "2"], {name: {0: [1.0, 2.0], 1: [4.0, 5.0]} for name in names})
+    drawn = [
+        boxes(levels, title="t", label=label, factor="batch size"),
+        lines(levels, title="t", label=label, factor="batch size", places=[1.0, 2.0]),
+        gap_scatter([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], (names * 3)[:3], title="t", label="x", gap=label, said="τ 1"),
+    ]
+    for drawing in drawn:
+        figure = drawing.figure
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        label_box = figure.axes[0].yaxis.label.get_window_extent()
+        assert label_box.y0 >= 0
+        assert label_box.x0 >= 0
+        assert label_box.y1 <= figure.bbox.y1
 
 
 # --- in a browser ------------------------------------------------------------------------------------------------------

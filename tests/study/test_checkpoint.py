@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import zipfile
 from collections import OrderedDict
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study import checkpoint
+from spiritlevel.study import archives, checkpoint
 from spiritlevel.study.checkpoint import load_checkpoint, read_state_dict, save_checkpoint
 from spiritlevel.study.models import build_model
 
@@ -201,6 +202,28 @@ def test_a_plain_pickle_is_refused_and_nothing_runs(tmp_path, protocol):
 def test_a_damaged_torch_file_is_refused(tmp_path, content):
     (tmp_path / "net.pt").write_bytes(content)
     refused(tmp_path / "net.pt", r"net.pt is not a whole file of torch tensors \(.+\); write it by torch.save")
+
+
+def test_a_torch_file_that_unpacks_to_a_thousand_times_its_size_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "net.pt"
+    torch.save({"w": torch.zeros(2**18)}, path)
+    with zipfile.ZipFile(path) as stored, zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+        for member in stored.infolist():
+            packed.writestr(member.filename, stored.read(member))
+    monkeypatch.setattr(archives, "HARMLESS", 1000)
+    told = r"packed\.pt is refused: its \d,\d\d\d bytes would unpack to 1,04\d,\d\d\d, more than 100 times as many"
+    refused(tmp_path / "packed.pt", told)
+    assert read_state_dict(path)["w"].shape == (2**18,)
+
+
+@pytest.mark.parametrize("size", [2**40, 2**63, 8])
+def test_a_safetensors_file_whose_header_lies_is_refused(tmp_path, size):
+    path = tmp_path / "net.safetensors"
+    header = b'{"w":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}' % (size // 4, size)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    refused(path, r"net\.safetensors is not a whole safetensors file")
+    path.write_bytes((2**50).to_bytes(8, "little") + header)
+    refused(path, r"net\.safetensors is not a whole safetensors file")
 
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])

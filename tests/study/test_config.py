@@ -1,4 +1,5 @@
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,39 @@ def test_the_papers_sizes():
     assert len(read_study("petzka-cifar10").cells()) == 4 * 4 * 9
     assert len(read_study("tsuzuku-mnist").cells()) == 2 * 11 * 10
     assert len(read_study("rangamani-cifar10").cells()) == 2 * 2 * 5
+
+
+# --- how large, and on which data -------------------------------------------------------------------------------------
+
+
+def test_a_grid_that_is_too_large_is_refused_with_its_size_before_it_is_made(tiny):
+    started = time.monotonic()
+    said = refusal(tiny, overrides=["seeds=100000000"])
+    assert time.monotonic() - started < 1
+    assert said == (
+        "--set seeds=100000000: seeds: the study has 2 × 100,000,000 = 200,000,000 networks, more than most_cells = 10,000; "
+        "cross less or take fewer seeds, or, if that many are meant, --set most_cells=200000000"
+    )
+    wide = [f"factors.{name}={list(range(1, 51))}" for name in ("training.epochs", "training.evaluate_every")]
+    assert "2 × 50 × 50 × 3 = 15,000 networks" in refusal(tiny, overrides=[*wide, "seeds=3"])
+    assert len(read_study(tiny, overrides=[*wide, "seeds=3", "most_cells=15000"]).cells()) == 15000
+    assert "4 networks, more than most_cells = 3" in refusal(tiny, overrides=["most_cells=3"])
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_quick_version_is_titled_by_what_it_trains_on(name):
+    full, quick = read_study(name, data_folder="/somewhere"), read_study(name, quick=True)
+    assert quick.title == f"quick version, trained on digits, of “{full.title}”"
+    assert str(quick) == f"{name}: {quick.title}; {len(quick.cells())} networks"
+    assert (full.to_dict()["quick"], quick.to_dict()["quick"]) == (False, True)
+
+
+def test_other_data_are_named_before_a_title_that_names_data(tiny):
+    assert read_study(tiny).title == "tiny"
+    assert read_study(tiny, overrides=["data.name=digits"]).title == "trained on digits instead; tiny"
+    crossed = 'factors.which=[{data.name="digits"}, {data.name="random:60,6,3,1"}]'
+    assert read_study(tiny, overrides=[crossed]).title == "trained on digits and random:60,6,3,1 instead; tiny"
+    assert read_study(tiny, overrides=["data.name=digits", "title=mine"]).title == "mine"
+    assert str(read_study(tiny, overrides=["title=''", "seeds=1", "training.batch_size=3"])) == (
+        "tiny: trained on random:60,6,3,0; 1 network"
+    )

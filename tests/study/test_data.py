@@ -3,9 +3,13 @@
 import gzip
 import os
 import pickle
+import re
+import resource
 import struct
 import sys
 import types
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study import archives
 from spiritlevel.study import data as data_module
 from spiritlevel.study.data import fingerprint, import_factory, list_data, load_data
 
@@ -422,6 +427,103 @@ def test_npz_that_is_a_single_array_or_missing_is_refused(tmp_path):
     with path.open("wb") as stream:
         np.save(stream, IMAGES)
     refused(str(path), r"is a single array; an archive is needed: np.savez\('mine.npz', x=x, y=y\)")
+
+
+def archive(path, name="x", header=None, content=b"", method=zipfile.ZIP_DEFLATED):
+    """An `.npz` with a labels array that is whole and an array of `content` under a header of one's choice."""
+    with zipfile.ZipFile(path, "w", method) as made:
+        for member, head, body in (
+            (name, header, content),
+            ("y", {"descr": "|u1", "fortran_order": False, "shape": (7,)}, LABELS.tobytes()),
+        ):
+            with made.open(f"{member}.npy", "w") as stream:
+                np.lib.format.write_array_header_1_0(stream, head)
+                for start in range(0, len(body), 1 << 20):
+                    stream.write(body[start : start + (1 << 20)])
+
+
+@pytest.fixture
+def little_memory():
+    """No more than two gigabytes beyond what is in use: what is allocated on the word of a header fails."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize(
+    ("shape", "descr", "told"),
+    [
+        ((10**12,), "|u1", "promises 1000000000000 entries of uint8, 1,000,000,000,000 bytes, but 5 follow"),
+        ((2**62, 4), "<f8", "bytes, but 5 follow"),
+        ((2,), "|u1", "promises 2 entries of uint8, 2 bytes, but 5 follow"),
+        ((-5,), "|u1", "an array has the shape"),
+        ((5,), "|O", "Object arrays cannot be loaded"),
+    ],
+)
+def test_an_npz_whose_header_lies_is_refused_before_anything_is_allocated(tmp_path, little_memory, shape, descr, told):
+    path = tmp_path / "mine.npz"
+    archive(path, header={"descr": descr, "fortran_order": False, "shape": shape}, content=b"12345")
+    refused(str(path), re.escape(told))
+
+
+def test_an_npz_that_unpacks_to_a_thousand_times_its_size_is_refused(tmp_path, little_memory, monkeypatch):
+    path, size = tmp_path / "mine.npz", 2**20
+    archive(path, header={"descr": "|u1", "fortran_order": False, "shape": (size,)}, content=bytes(size))
+    with pytest.raises(SpiritLevelError, match="has 1048576 samples but 7 targets"):  # a small one does no harm
+        load_data(str(path))
+    monkeypatch.setattr(archives, "HARMLESS", 1000)
+    told = r"mine\.npz is refused: its 1,\d\d\d bytes would unpack to 1,048,\d\d\d, more than 100 times as many"
+    refused(str(path), told)
+    # Real numbers are as they were, packed or not.
+    for save in (np.savez, np.savez_compressed):
+        save(path, x=np.asfortranarray(IMAGES), y=LABELS)
+        np.testing.assert_array_equal((load_data(str(path)).x * 255).round().numpy(), IMAGES)
+
+
+def test_an_npz_with_a_directory_that_lies_is_refused(tmp_path, little_memory):
+    path = tmp_path / "mine.npz"
+    archive(path, header={"descr": "|u1", "fortran_order": False, "shape": (5,)}, content=b"12345")
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as made:
+        true = made.getinfo("x.npy").file_size
+    entry = whole.index(b"PK\x01\x02")
+    for size in (2**32 - 2, true - 1, true + 1):
+        path.write_bytes(whole[: entry + 24] + struct.pack("<I", size) + whole[entry + 28 :])
+        refused(str(path), r"mine\.npz")
+
+
+def test_an_npz_with_a_password_is_refused(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=IMAGES, y=LABELS)
+    whole = bytearray(path.read_bytes())
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = -1
+        while (start := whole.find(mark, start + 1)) >= 0:
+            whole[start + place] |= 1
+    path.write_bytes(bytes(whole))
+    refused(str(path), r"cannot be read \(.*(password|encrypted)")
+
+
+def test_an_idx_file_that_unpacks_to_a_thousand_times_its_size_is_refused(tmp_path, little_memory, monkeypatch):
+    blank = np.zeros((2000, 28, 28), dtype=np.uint8)
+    write_mnist(tmp_path, images=idx(blank), opener=gzip.open, ending=".gz")
+    refused(f"mnist:{tmp_path}", "holds 2000 images but .* 7 labels")
+    monkeypatch.setattr(archives, "HARMLESS", 1000)
+    told = r"train-images-idx3-ubyte\.gz is refused: its \d,\d\d\d bytes would unpack to 1,568,000, more than 100 times"
+    refused(f"mnist:{tmp_path}", told)
+
+
+def test_an_idx_file_whose_header_lies_reads_no_more_than_its_size_can_hold(tmp_path, little_memory, monkeypatch):
+    monkeypatch.setattr(data_module, "HARMLESS", 1000)
+    asked = []
+    read = data_module.read_at_most
+    monkeypatch.setattr(data_module, "read_at_most", lambda stream, count: asked.append(count) or read(stream, count))
+    lying = bytes([0, 0, 8, 3]) + b"\xff" * 12 + bytes(2**20)
+    write_mnist(tmp_path, images=lying, opener=gzip.open, ending=".gz")
+    refused(f"mnist:{tmp_path}", "says 4294967295×4294967295×4294967295 = .* follow; fetch it again")
+    assert max(asked) <= 100 * (tmp_path / "train-images-idx3-ubyte.gz").stat().st_size
 
 
 # --- factories --------------------------------------------------------------------------------------------------------

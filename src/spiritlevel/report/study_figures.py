@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from spiritlevel.report.landscapes import wide_scale
 from spiritlevel.report.numbers import Cell, Numbers, plain_text, shortened, significant
 from spiritlevel.study.correlate import Estimate
 
+_UPRIGHT = 24  # characters of a label that fit beside an upright axis
 _POINTS = 120  # of a training curve that are drawn
 _CURVES = 48  # training curves that one picture can carry
 
@@ -103,7 +105,7 @@ def gap_scatter(
             scale.apply(axes.xaxis, axes)
         axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
         axes.set_xlabel(shortened(plain_text(label), 50))
-        axes.set_ylabel(plain_text(gap))
+        axes.set_ylabel(_beside(gap))
         axes.set_title(said, fontsize=8.5, loc="left")
         legend(axes, len(names))
     rows = tuple((plain_text(groups[i]), values[i], gaps[i]) for i in kept)
@@ -164,7 +166,7 @@ def lines(found: ByLevel, *, title: str, label: str, factor: str, places: Sequen
         else:
             axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
         axes.set_xlabel(shortened(plain_text(factor), 50))
-        axes.set_ylabel(shortened(plain_text(label), 40))
+        axes.set_ylabel(_beside(label))
         legend(axes, len(found.series))
     rows = tuple(_level_rows(found))
     table = Numbers((plain_text(factor), "group", "networks", "lowest", "lower quartile", "median", "upper quartile", "highest"), rows)  # fmt: skip
@@ -326,8 +328,13 @@ def _level_axis(axes: Axes, found: ByLevel, scale: LogScale | None, label: str, 
                     rotation_mode="anchor")  # fmt: skip
     axes.set_xlim(-0.5, len(texts) - 0.5)
     axes.set_xlabel(shortened(plain_text(factor), 50))
-    axes.set_ylabel(shortened(plain_text(label), 40))
+    axes.set_ylabel(_beside(label))
     legend(axes, len(found.series))
+
+
+def _beside(label: str) -> str:
+    """A label for the upright axis, in lines that are no longer than the axis is high."""
+    return "\n".join(textwrap.wrap(shortened(plain_text(label), 2 * _UPRIGHT), _UPRIGHT))
 
 
 def _level_rows(found: ByLevel) -> list[tuple[Cell, ...]]:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.results import GAPS, Axis, Study, csv_text, layer_of
+from spiritlevel.study.csv_tables import csv_text
+from spiritlevel.study.results import GAPS, Axis, Study, layer_of
 
 Array = NDArray[np.float64]
 # Weights of networks (draws × networks) → the statistic of every draw, nan where a draw has none.

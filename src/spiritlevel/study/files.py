@@ -1,18 +1,18 @@
-"""Reading the files of a study without trusting them: a file is whole, missing, or damaged, and damage is named.
-
-Light on imports: whoever only reads a study's answers needs nothing else of it.
-"""
+"""The files of a study: written whole, read without trusting them. A file is whole, missing, or damaged, and damage is named."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.result import write_whole
 
 # What is wrong with the content of a file, in words; nothing where it is as it should be.
 Check = Callable[[Mapping[str, Any]], str]
@@ -137,3 +137,26 @@ def _is_number(entry: Any) -> bool:
 def set_aside(path: Path) -> None:
     """Rename a damaged file, so that it is no longer read and can still be looked at."""
     os.replace(path, path.with_name(f"{path.name}.damaged"))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False))
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    """Whole or not at all."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(source, temporary)
+        with temporary.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

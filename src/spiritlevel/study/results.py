@@ -7,13 +7,14 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.csv_tables import csv_text
 from spiritlevel.study.files import failure_damage, read_object, result_damage, study_damage
 
 Status = Literal["measured", "excluded", "failed", "unfinished"]
@@ -297,46 +298,6 @@ def results_csv(study: Study) -> str:
     return csv_text(columns, (_row(cell, seed) for cell in study.cells))
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """A table with a header; numbers in full, nothing for nan, and no text that a spreadsheet would run."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([harmless(column) for column in columns])
-    for row in rows:
-        writer.writerow([_csv_cell(row.get(column)) for column in columns])
-    return stream.getvalue()
-
-
-def read_csv_text(text: str) -> list[dict[str, str]]:
-    """The rows of a table that `csv_text` wrote, with texts as they were before."""
-    return [
-        {original(column): original(entry) for column, entry in row.items()}
-        for row in csv.DictReader(io.StringIO(text))
-    ]
-
-
-# What a spreadsheet takes for the beginning of a formula, also in the wide forms that some of them accept.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-
-
-def harmless(text: str) -> str:
-    """A text that no spreadsheet runs: one that could be a formula has an apostrophe before it.
-
-    >>> harmless("=1+1"), harmless("mlp:8"), harmless("'=1")
-    ("'=1+1", 'mlp:8', "''=1")
-    """
-    return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
-
-
-def original(text: str) -> str:
-    """What `harmless` was given.
-
-    >>> original("'=1+1"), original("mlp:8"), original("''=1")
-    ('=1+1', 'mlp:8', "'=1")
-    """
-    return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
-
-
 def _study_file(root: Path) -> dict[str, Any]:
     plain = read_object(root / "study.json", study_damage, "run the study again, which writes it anew")
     if plain is None:
@@ -491,16 +452,6 @@ def _row(cell: Cell, seed: tuple[str, ...]) -> dict[str, Any]:
 def _entry(entry: Any) -> Any:
     """JSON has no nan, so that it comes as text; in a table it is nothing."""
     return None if entry == "nan" else entry
-
-
-def _csv_cell(entry: Any) -> str:
-    if entry is None or (isinstance(entry, float) and math.isnan(entry)):
-        return ""
-    if isinstance(entry, bool):
-        return "true" if entry else "false"
-    if isinstance(entry, float):
-        return repr(entry)
-    return harmless(entry) if isinstance(entry, str) else json.dumps(entry)
 
 
 def _number(entry: Any) -> float:

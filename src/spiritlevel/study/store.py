@@ -19,7 +19,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +34,7 @@ from spiritlevel.result import write_whole
 from spiritlevel.study import files
 from spiritlevel.study.checkpoint import read_state_dict
 from spiritlevel.study.config import Cell, CellConfig, Study
-from spiritlevel.study.files import DamagedFileError, read_object, set_aside
+from spiritlevel.study.files import DamagedFileError, copy_whole, read_object, set_aside, sha256_of, write_json
 from spiritlevel.study.identity import NO_CODE, Code
 from spiritlevel.study.merge import comparable, merged
 from spiritlevel.study.models import is_own_model
@@ -75,27 +74,6 @@ def _digest(settings: dict[str, Any], fingerprint: str, code: Code) -> str:
         whole["code"] = code._asdict()
     canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    write_whole(path, json.dumps(content, indent=1, allow_nan=False))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _copy_whole(source: Path, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        shutil.copyfile(source, temporary)
-        with temporary.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -178,7 +156,7 @@ class CellFolder:
         if not self.checkpoint.is_file():
             return f"its weights, {self.checkpoint.name}, are missing"
         if "weights" in ended:
-            return "" if ended["weights"] == _sha256(self.checkpoint) else f"{self.checkpoint.name} is damaged"
+            return "" if ended["weights"] == sha256_of(self.checkpoint) else f"{self.checkpoint.name} is damaged"
         try:  # trained by a version that wrote no digest
             read_state_dict(self.checkpoint)
         except SpiritLevelError:
@@ -227,8 +205,8 @@ class CellFolder:
         """Take over a complete training of the same settings; what says that it is complete comes last."""
         self.path.mkdir(parents=True, exist_ok=True)
         if other.curve.is_file():
-            _copy_whole(other.curve, self.curve)
-        _copy_whole(other.checkpoint, self.checkpoint)
+            copy_whole(other.curve, self.curve)
+        copy_whole(other.checkpoint, self.checkpoint)
         self.write_training(other.training() or {})
 
     def write_curve(self, curve: Iterable[Epoch]) -> None:
@@ -241,7 +219,7 @@ class CellFolder:
 
     def write_training(self, training: Mapping[str, Any]) -> None:
         """How training ended; the checkpoint and the curve must be there before."""
-        write_json(self.path / "training.json", {"weights": _sha256(self.checkpoint), **training})
+        write_json(self.path / "training.json", {"weights": sha256_of(self.checkpoint), **training})
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """The result, which takes an earlier failure away."""
