@@ -144,6 +144,7 @@ class Evidence:
         self.problem, self.needs, self.tolerance = problem, needs, tolerance
         self._seed, self.most_probes = seed, most_probes
         self.gathered = Gathered()
+        self.layer_products, self.layer_method = 0, ""
 
     def generator(self, purpose: str) -> torch.Generator:
         """A stream of random numbers of its own for every purpose, so that no result depends on what else was asked."""
@@ -345,7 +346,11 @@ class Evidence:
 
     @cached_property
     def layer_eigenpairs(self) -> Mapping[str, Eigenpair]:
-        """λ_max of every layer's block of H, from the sweep's δ where the block is Gauss–Newton."""
+        """λ_max of every layer's block of H, from the sweep's δ where the block is Gauss–Newton.
+
+        `layer_products` and `layer_method` say what it cost and how the products were made. No preflight is run where
+        every block is Gauss–Newton.
+        """
         few_columns = self._num_outputs() <= MOST_COLUMNS
         exact = [name for name in self.anatomy.layers if self.anatomy.exact(name) and few_columns]
         others = [name for name in self.anatomy.layers if name not in exact]
@@ -356,6 +361,9 @@ class Evidence:
             for name, shape in shapes.items()
         }
         found: dict[str, Eigenpair] = {}
+        made = ["from kept derivatives of the layers' outputs"] if exact else []
+        made += [f"by {self.products.method}"] if others else []
+        before = self.problem.work.products
         if exact:
             if self.gathered.products is not None:
                 self.gathered.products.release()  # one budget at a time: these blocks keep deltas instead of graphs
@@ -367,6 +375,7 @@ class Evidence:
             starts = {name: start[name] for name in others}
             pairs = block_eigenpairs(self._block_products, None, shapes, starts, self.tolerance)
             found |= self._widened(pairs, self._block_forms, self.products.order)
+        self.layer_products, self.layer_method = math.ceil(self.problem.work.products - before), " and ".join(made)
         return {name: found[name] for name in self.anatomy.layers}
 
     def _widened(

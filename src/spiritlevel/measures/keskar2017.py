@@ -27,7 +27,7 @@ def _sharpness(measure: Measure, evidence: Evidence) -> Value:
 def _subspace_sharpness(measure: Measure, evidence: Evidence) -> Value:
     """The same over θ + Aᵀz, |z_i| ≤ ε(|(A⁺θ)_i| + 1), for random directions A."""
     epsilon, dimension = float(measure.options["epsilon"]), int(measure.options["dimension"])
-    theta = evidence.products.flat.join(list(evidence.problem.parameters.values()))
+    theta = torch.cat([value.reshape(-1) for value in evidence.problem.parameters.values()])  # no product is needed
     dimension = min(dimension, theta.numel())
     if dimension * theta.numel() * theta.element_size() > SUBSPACE_BUDGET:
         raise SpiritLevelError(

@@ -35,10 +35,10 @@ def _kappa(collect: Collect) -> Callable[[Measure, Evidence], Value]:
             error=collect(errors.values()),
             exact=False,
             converged=all(pair.converged for pair in pairs.values()),
-            method=f"Lanczos on every layer's block, products by {evidence.products.method}",
+            method=f"Lanczos on every layer's block, products {evidence.layer_method}",
             layers=layers,
             layer_errors=errors,
-            products=sum(pair.products for pair in pairs.values()),
+            products=evidence.layer_products,
         )
 
     return compute

@@ -69,7 +69,7 @@ def from_statistics(
             neurons=reading.neurons,
             details={"noise_bias": found.bias} if found.bias else {},
             notes=reading.notes,
-            products=evidence.estimates.products,
+            products=evidence.estimates.products if noisy else 0,
         )
 
     return compute, lambda measure: Needs(statistics=kinds)
