@@ -67,6 +67,11 @@ class Value:
         bounded = "residual" in self.details or any(word in self.method.lower() for word in ("certified", "lanczos"))
         return bounded and "sampling_error" not in self.details
 
+    @property
+    def lower_bound(self) -> bool:
+        """Whether this is the largest value that a search found: it cannot say which of two networks has more."""
+        return "lower bound" in self.method
+
     def __float__(self) -> float:
         return self.value
 

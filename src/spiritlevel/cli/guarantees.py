@@ -32,7 +32,8 @@ from spiritlevel.guarantees.compare import compare as compare_networks
 from spiritlevel.guarantees.pac_bayes import pac_bayes
 from spiritlevel.guarantees.robustness import feature_robustness
 from spiritlevel.measures.progress import passes_bar
-from spiritlevel.report.guarantees import certificate_table, ranking_table, robustness_table
+from spiritlevel.report.guarantees import certificate_table, robustness_table
+from spiritlevel.report.rankings import ranking_table
 from spiritlevel.study.data import load_data
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - prints it.")]
@@ -143,6 +144,9 @@ def compare(
     loss: LossName = "cross_entropy",
     measures: Measures = None,
     confidence: Annotated[float, typer.Option(metavar="P", help="From which probability on an order counts.")] = 0.95,
+    these_data: Annotated[
+        bool, typer.Option("--these-data", help="Orders on these data only: no sampling error, half the cost.")
+    ] = False,
     tolerance: Tolerance = 1e-3,
     seed: Seed = 0,
     dtype: Dtype = None,
@@ -154,7 +158,8 @@ def compare(
 ) -> None:
     """Rank several trained networks by every measure.
 
-    Prints who is flatter by which measure, how sure every order is, and what is not decided.
+    Prints who is flatter by which measure, how sure every order is, and what is not decided. Every network is measured again
+    on ten parts of the data, so that the order holds for more data of the same kind too.
     """
     _check_outputs(json_file, html_file, quiet)
     chosen, precision = read_measures(measures), read_dtype(dtype)
@@ -171,6 +176,7 @@ def compare(
             seed=seed,
             dtype=precision,
             progress=listen,
+            sampling=not these_data,
         )
     _write(found, ranking_table(found), json_file, html_file, quiet)
 

@@ -6,20 +6,23 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
 import torch
-from torch import nn
+from scipy.stats import t as student
+from torch import Tensor, nn
 
 from spiritlevel.batches import Data
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.losses import Loss
-from spiritlevel.measures import ALL
+from spiritlevel.guarantees.parts import PartValues, Sampling, random_parts, sampling_error, values_on_parts, voting
+from spiritlevel.losses import Loss, resolve_loss
+from spiritlevel.measures import ALL, resolve_measures
 from spiritlevel.measures.record import Measure
 from spiritlevel.measures.run import measure
 from spiritlevel.result import Report, Value, write_whole
+from spiritlevel.wording import losses_differ
 
 FORMAT = "spiritlevel-comparison-1"
 LARGER_IS_FLATTER = frozenset({"volume_flatness"})
@@ -37,13 +40,19 @@ class Comparison:
     Attributes:
         reports: Network's name → its report.
         confidence: An ordering is decided where its probability is at least this.
+        parts: Network's name → measure → its values on the parts of the data, from which the sampling error comes.
+            Empty where there is none.
+        no_sampling_error: Why there is no sampling error; empty where there is one.
 
-    A probability says what the error bars leave open: bounds are taken as uniform, standard errors as normal. It says
-    nothing about other data.
+    A probability says what the errors leave open: bounds are taken as uniform, standard errors as normal, the sampling
+    error as Student's t. With `parts` it is about all data of the same kind, as if drawn independently of the
+    networks; without, about these data only.
     """
 
     reports: Mapping[str, Report]
     confidence: float = 0.95
+    parts: PartValues = field(default_factory=dict)
+    no_sampling_error: str = "it was not asked for"
 
     @property
     def names(self) -> list[str]:
@@ -64,11 +73,28 @@ class Comparison:
         sign = -1 if name in LARGER_IS_FLATTER else 1
         return sorted(self.names, key=lambda model: sign * self.reports[model][name].value)
 
+    def undecidable(self, name: str) -> bool:
+        """Whether the values are lower bounds found by ascent, which cannot say whose maximum is larger."""
+        return any(report[name].lower_bound for report in self.reports.values())
+
     def probability(self, name: str, first: str, second: str) -> float:
-        """The probability, from the error bars, that `first` is flatter than `second` by this measure."""
+        """The probability, from the errors, that `first` is flatter than `second` by this measure.
+
+        nan where the values are lower bounds, of which there is none.
+        """
+        if self.undecidable(name):
+            return math.nan
         a, b = self.reports[first], self.reports[second]
-        found = probability_below(a[name], b[name], max(_rounding(a), _rounding(b)))
+        rounding = max(_rounding(a), _rounding(b))
+        found = probability_below(a[name], b[name], rounding, self._sampling(name, first, second))
         return 1 - found if name in LARGER_IS_FLATTER else found
+
+    def _sampling(self, name: str, first: str, second: str) -> Sampling | None:
+        if not self.parts:
+            return None
+        whole = self.reports[second][name].value - self.reports[first][name].value
+        both = (self.parts[model].get(name, (math.nan, math.nan)) for model in (first, second))
+        return sampling_error(whole, [b - a for a, b in zip(*both, strict=True)])
 
     def verdict(self, name: str, first: str, second: str) -> int:
         """1 where `first` is flatter by this measure, −1 where `second` is, 0 where it is not decided."""
@@ -100,12 +126,17 @@ class Comparison:
             "statements": self.statements(),
             "rankings": {name: self.ranking(name) for name in self.measures},
             "probabilities": {
-                name: [{"first": a, "second": b, "first_is_flatter": self.probability(name, a, b)} for a, b in pairs]
+                name: [
+                    {"first": a, "second": b, "first_is_flatter": _or_none(self.probability(name, a, b))}
+                    for a, b in pairs
+                ]
                 for name in self.measures
             },
-            "agreement": {
-                name: {other: None if math.isnan(value) else value for other, value in row.items()}
-                for name, row in tau.items()
+            "agreement": {name: {other: _or_none(value) for other, value in row.items()} for name, row in tau.items()},
+            "no_sampling_error": self.no_sampling_error,
+            "parts": {
+                name: {key: [_or_none(value) for value in values] for key, values in found.items()}
+                for name, found in self.parts.items()
             },
             "reports": {name: report.to_dict() for name, report in self.reports.items()},
         }
@@ -115,7 +146,12 @@ class Comparison:
         """The comparison that `to_dict` described."""
         if plain.get("format") != FORMAT:
             raise ValueError(f"not a saved comparison: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
-        return cls({name: Report.from_dict(entry) for name, entry in plain["reports"].items()}, plain["confidence"])
+        reports = {name: Report.from_dict(entry) for name, entry in plain["reports"].items()}
+        parts = {
+            name: {key: tuple(math.nan if value is None else value for value in values) for key, values in each.items()}
+            for name, each in plain.get("parts", {}).items()
+        }
+        return cls(reports, plain["confidence"], parts, plain.get("no_sampling_error", "it was not saved"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; a file that exists at `path` afterwards is whole."""
@@ -123,12 +159,12 @@ class Comparison:
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page."""
-        from spiritlevel.report.guarantees import comparison_page
+        from spiritlevel.report.rankings import comparison_page
 
         write_whole(path, comparison_page(self))
 
     def __str__(self) -> str:
-        from spiritlevel.report.guarantees import ranking_table
+        from spiritlevel.report.rankings import ranking_table
         from spiritlevel.report.tables import render
 
         return render(ranking_table(self))
@@ -146,19 +182,25 @@ def compare(
     progress: bool | Callable[[str, float], None] = False,
     dtype: torch.dtype | None = None,
     fix_data: bool = False,
+    sampling: bool = True,
 ) -> Comparison:
     """Rank several trained networks by every measure, on the same data, and say how sure every ordering is.
+
+    The data are a sample, and more of them could reverse an order. So every network is measured again on the same ten
+    random parts of the data, which together cost about as much as measuring it whole, and the spread of the differences
+    over the parts is the sampling error of every order. Measures that are lower bounds found by ascent decide nothing.
 
     Args:
         models: Name → network, at least two.
         data, loss, measures, tolerance, seed, progress, dtype, fix_data: As for `measure`.
         confidence: The probability from which on an ordering counts as decided.
+        sampling: Whether to include the sampling error. Without it orders are about these very data.
 
     >>> flat, sharp = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
     >>> with torch.no_grad():
     ...     _ = flat.weight.fill_(1.0), sharp.weight.fill_(2.0)
     >>> both = {"flat": flat, "sharp": sharp}
-    >>> found = compare(both, (torch.eye(2), torch.zeros(2, 1)), "mse", measures=["kappa_trace_sum"])
+    >>> found = compare(both, (torch.eye(2).repeat(20, 1), torch.zeros(40, 1)), "mse", measures=["kappa_trace_sum"])
     >>> found.ranking("kappa_trace_sum"), found.probability("kappa_trace_sum", "flat", "sharp")  # κ grows with ‖w‖²
     (['flat', 'sharp'], 1.0)
     """
@@ -167,23 +209,28 @@ def compare(
         raise SpiritLevelError(f"compare needs at least two networks as a dict of name → model, got {came}")
     if not 0.5 < confidence < 1:
         raise SpiritLevelError(f"confidence must be a number between 0.5 and 1, got {confidence!r}")
-    chosen = list(measures) if isinstance(measures, Iterable) and not isinstance(measures, str) else measures
+    chosen, fixed = resolve_measures(measures), resolve_loss(loss)
     with torch.random.fork_rng():  # a loader draws a seed from the global generator at every pass
         source = Data(data, fix=fix_data)
-    reports = {
-        str(name): measure(
-            model,
-            source,
-            loss,
-            measures=chosen,
-            tolerance=tolerance,
-            seed=seed,
-            progress=_told(progress, str(name)),
-            dtype=dtype,
-        )
-        for name, model in models.items()
-    }
-    return Comparison(reports, confidence)
+
+    def taken(name: str, part: Data, wanted: Sequence[Measure], said: str) -> Report:
+        told = _told(progress, said)
+        model = named[name]
+        return measure(model, part, fixed, measures=wanted, tolerance=tolerance, seed=seed, progress=told, dtype=dtype)
+
+    named = {str(name): model for name, model in models.items()}
+    reports = {name: taken(name, source, chosen, name) for name in named}
+    if not sampling:
+        return Comparison(reports, confidence)
+    wanted = voting(chosen, list(reports.values()))
+    if not wanted:
+        return Comparison(reports, confidence, {}, "no measure here decides anything")
+    parts, reason = values_on_parts(
+        random_parts(source, fixed, seed),
+        list(named),
+        lambda name, part, index: taken(name, part, wanted, f"{name}, part {index} of the data"),
+    )
+    return Comparison(reports, confidence, parts, reason)
 
 
 def _told(progress: bool | Callable[[str, float], None], name: str) -> bool | Callable[[str, float], None]:
@@ -195,11 +242,11 @@ def _told(progress: bool | Callable[[str, float], None], name: str) -> bool | Ca
 # --- how sure an ordering is -------------------------------------------------------------------------------------
 
 
-def probability_below(first: Value, second: Value, rounding: float = 0.0) -> float:
+def probability_below(first: Value, second: Value, rounding: float = 0.0, sampling: Sampling | None = None) -> float:
     """The probability that the true value of `first` is below that of `second`, from their errors.
 
     A standard error is that of a normal distribution; a bound, and `rounding` relative to the larger value, is the half
-    width of a uniform one.
+    width of a uniform one. With a `sampling` error the spread is that of Student's t.
 
     >>> a = Value("m", 1.0, 0.0, True, True, "exact sweep")
     >>> b = Value("m", 2.0, 1.0, False, True, "random probes of the Hessian")
@@ -210,20 +257,37 @@ def probability_below(first: Value, second: Value, rounding: float = 0.0) -> flo
     slack = rounding * max(abs(first.value), abs(second.value))
     widths = [slack, *(value.error for value in (first, second) if (value.exact or value.certified))]
     spread = math.hypot(*(value.error for value in (first, second) if not (value.exact or value.certified)))
-    if abs(gap) > sum(widths) + 9 * spread:
+    freedom = math.inf
+    if sampling is not None and sampling.error > 0:
+        spread, freedom = math.hypot(spread, sampling.error), sampling.freedom
+    if not math.isfinite(spread + sum(widths)):
+        return 0.5
+    if math.isinf(freedom) and abs(gap) > sum(widths) + 9 * spread:
         return 1.0 if gap > 0 else 0.0
-    return _mean_of_normal(gap, [width for width in widths if width > 0], spread)
+    return _mean_over_bounds(gap, [width for width in widths if width > 0], spread, freedom)
 
 
-def _mean_of_normal(gap: float, widths: Sequence[float], spread: float, points: int = 40) -> float:
-    """P(gap + Σ width·U + spread·Z > 0), the uniforms U on [−1, 1] by midpoints."""
+def _mean_over_bounds(gap: float, widths: Sequence[float], spread: float, freedom: float, points: int = 40) -> float:
+    """P(gap + Σ width·U + spread·T > 0), the uniforms U on [−1, 1] by midpoints, T normal or Student's."""
     nodes = (2 * torch.arange(points, dtype=torch.float64) + 1) / points - 1
     total = torch.full((1,), gap, dtype=torch.float64)
     for width in widths:
         total = (total.unsqueeze(1) + width * nodes).reshape(-1)
     if spread == 0:
         return float(((total > 0).double() + 0.5 * (total == 0).double()).mean())
-    return float(torch.special.ndtr(total / spread).mean())
+    return float(_distribution(total / spread, freedom).mean())
+
+
+def _distribution(z: Tensor, freedom: float) -> Tensor:
+    """Φ(z), or of Student's t where the spread itself comes from few parts."""
+    if math.isinf(freedom):
+        normal: Tensor = torch.special.ndtr(z)
+        return normal
+    return torch.from_numpy(student.cdf(z.numpy(), freedom))
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _rounding(report: Report) -> float:
@@ -245,23 +309,47 @@ def invariant(name: str) -> bool:
 
 
 def statements(comparison: Comparison) -> list[str]:
-    """What is decided and what is not, in sentences: by the invariant measures first, then what the plain ones say."""
-    trusted = [name for name in comparison.measures if invariant(name)]
-    plain = [name for name in comparison.measures if not invariant(name)]
+    """What is decided and what is not, in sentences: by the invariant measures first, what qualifies that, and last
+    what the plain ones say."""
+    deciding = [name for name in comparison.measures if not comparison.undecidable(name)]
+    trusted = [name for name in deciding if invariant(name)]
+    plain = [name for name in deciding if not invariant(name)]
     said = []
     if not trusted:
         said.append(
             "No measure here survives a rescaling of the weights, so nothing below says which minimum is flatter."
+            if plain
+            else "No measure here decides which minimum is flatter."
         )
     judges, kind = (trusted, "invariant") if trusted else (plain, "plain")
     pairs = list(combinations(comparison.names, 2))
-    if len(comparison.names) <= _MOST_LISTED:
+    if judges and len(comparison.names) <= _MOST_LISTED:
         said += [_pair_words(comparison, a, b, judges, kind) for a, b in pairs]
-    else:
+    elif judges:
         said.append(_summary_words(comparison, pairs, judges, kind))
+    said += [
+        *losses_differ({name: each.loss for name, each in comparison.reports.items()}),
+        *_sampling_words(comparison),
+    ]
     if trusted and plain:
         said += _plain_words(comparison, pairs, trusted, plain)
-    return said + _loss_words(comparison)
+    return said + _lower_bound_words(comparison)
+
+
+def _sampling_words(comparison: Comparison) -> list[str]:
+    if not comparison.no_sampling_error:
+        return []
+    return [
+        "These orders are about these data only: the error of a finite sample is not included "
+        f"({comparison.no_sampling_error}), and more data may reverse them."
+    ]
+
+
+def _lower_bound_words(comparison: Comparison) -> list[str]:
+    names = [name for name in comparison.measures if comparison.undecidable(name)]
+    if not names:
+        return []
+    return [f"Undecided, because the values are lower bounds found by ascent: {', '.join(names)}."]
 
 
 def _pair_words(comparison: Comparison, a: str, b: str, judges: Sequence[str], kind: str) -> str:
@@ -310,17 +398,6 @@ def _plain_words(
         return []
     shown = ", ".join(opposed[:3]) + (f" and {len(opposed) - 3} more" if len(opposed) > 3 else "")
     return [f"The opposite order comes out by measures that a rescaling of the weights can move at will: {shown}."]
-
-
-def _loss_words(comparison: Comparison) -> list[str]:
-    losses = {name: report.loss for name, report in comparison.reports.items()}
-    low, high = min(losses, key=lambda n: losses[n]), max(losses, key=lambda n: losses[n])
-    if losses[high] <= 2 * losses[low]:
-        return []
-    return [
-        f"The losses differ: {losses[low]:.3g} for “{low}”, {losses[high]:.3g} for “{high}”. Curvature often shrinks with the "
-        "loss, so compare networks trained to the same loss where you can."
-    ]
 
 
 __all__ = ["Comparison", "compare", "probability_below"]

@@ -10,6 +10,7 @@ from itertools import pairwise
 from spiritlevel.report.numbers import plain_text, significant, times, with_error
 from spiritlevel.report.records import Records, certainty, is_invariant, is_plain, known_records, record_of, votes
 from spiritlevel.result import Report, Value
+from spiritlevel.wording import losses_differ
 
 # Two values closer than this, relative to their size, are called the same; the sentence states how close they are.
 _SAME = 1e-3
@@ -51,7 +52,7 @@ def answer(reports: Mapping[str, Report], records: Records | None = None) -> lis
     if len(reports) == 1:
         ((name, report),) = reports.items()
         return [*_single(name, report, known), *_convergence(reports)]
-    return [*_several(reports, known), *_convergence(reports), *_cautions(reports)]
+    return [*_several(reports, known), *_convergence(reports), *_cautions(reports, known)]
 
 
 def compare(first: Value, second: Value) -> str | None:
@@ -286,15 +287,23 @@ def _convergence(reports: Mapping[str, Report]) -> list[str]:
     return [f"{total} of {of} values did not reach the tolerance: {_listed([spoken(name) for name in names])}."]
 
 
-def _cautions(reports: Mapping[str, Report]) -> list[str]:
-    """Where the problems differ, a comparison of their numbers says less."""
-    found = []
+def _cautions(reports: Mapping[str, Report], records: Records) -> list[str]:
+    """Where the problems differ, or are known from few samples only, a comparison of their numbers says less."""
+    found = losses_differ({plain_text(name): report.loss for name, report in reports.items()})
     for key, words in (("loss_function", "losses"), ("samples", "numbers of samples")):
         seen = list(dict.fromkeys(str(report.problem[key]) for report in reports.values() if key in report.problem))
         if len(seen) > 1:
             listed = ", ".join(map(plain_text, seen))
             found.append(f"The models were measured with different {words} ({listed}): compare with care.")
+    twins = _twins(reports, invariant_names(reports, records), records)
+    if len(reports) - len(twins) > 1 and not _sampled(reports):
+        found.append("An order is about these data only: the errors leave out that of a finite sample.")
     return found
+
+
+def _sampled(reports: Mapping[str, Report]) -> bool:
+    """Whether the errors hold what a finite sample leaves open."""
+    return all("sampling_error" in v.details for report in reports.values() for v in report.values.values() if votes(v))
 
 
 def _every(count: int) -> str:

@@ -1,10 +1,9 @@
-"""Bounds, robustness and comparisons as tables, pictures and pages."""
+"""Bounds and robustness as tables, pictures and pages."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations, pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from spiritlevel.guarantees.certificate import Certificate
-from spiritlevel.guarantees.compare import Comparison, invariant
 from spiritlevel.guarantees.robustness import Robustness
 from spiritlevel.report.citations import citations
 from spiritlevel.report.drawing import DASHES, INK, MARKERS, Drawing, series_colour, style
@@ -29,12 +27,10 @@ from spiritlevel.report.numbers import (
     significant,
     with_error,
 )
-from spiritlevel.report.page import render_page, report_page
+from spiritlevel.report.page import render_page
 from spiritlevel.report.sections import Section
 
 _WIDTH = 4.7
-_MATRIX = 8  # measures whose agreement a terminal can show
-_RANKING = "flattest first (with the probability of coming after the one before)"
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
 # The terms of a bound, gathered into what can be told apart in a bar.
 _PARTS = {
@@ -61,7 +57,7 @@ _MEANINGS = {
 
 def certificate_table(certificate: Certificate) -> RenderableType:
     """The terms of a bound from top to bottom, their sum, and what test data say."""
-    table = _table()
+    table = simple_table()
     table.add_column("term")
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("what it is", overflow="fold")
@@ -228,12 +224,12 @@ def certificate_page(certificate: Certificate) -> str:
 
 def robustness_table(found: Robustness) -> RenderableType:
     """The rises at one δ with the second-order value and the bound, then the curve."""
-    table = _table()
+    table = simple_table()
     table.add_column(f"{plain_text(found.layer)}, δ = {found.delta:g}")
     table.add_column("value", justify="right", no_wrap=True)
     for name, text in _robustness_rows(found):
         table.add_row(name, text)
-    curve = _table()
+    curve = simple_table()
     for column in _CURVE:
         curve.add_column(column, justify="right", no_wrap=True)
     for row in _curve_rows(found):
@@ -325,86 +321,11 @@ def robustness_page(found: Robustness) -> str:
     )
 
 
-# --- a comparison ------------------------------------------------------------------------------------------------
-
-
-def ranking_table(comparison: Comparison) -> RenderableType:
-    """Every measure with its ranking, the flattest first, and how sure every step of it is; then what is decided."""
-    table = _table()
-    table.add_column("measure", overflow="fold")
-    table.add_column(_RANKING, overflow="fold")
-    for name in comparison.measures:
-        table.add_row(Text(name, style="" if invariant(name) else "dim"), Text(_ranking_text(comparison, name)))
-    lines: list[RenderableType] = [Text(f"• {line}") for line in map(plain_text, comparison.statements())]
-    dim = "dimmed: measures that a rescaling of the weights can move at will"
-    return Group(*lines, Text(""), table, Text(dim, style="dim"), Text(""), *_agreement_lines(comparison))
-
-
-def _agreement_lines(comparison: Comparison) -> list[RenderableType]:
-    """Kendall's τ as a matrix where it fits, its extremes where not."""
-    tau = comparison.agreement()
-    if len(tau) <= _MATRIX:
-        table = _table()
-        table.add_column("Kendall's τ", overflow="fold")
-        for number, _ in enumerate(tau, start=1):
-            table.add_column(str(number), justify="right")
-        for number, (name, row) in enumerate(tau.items(), start=1):
-            cells = ("–" if math.isnan(value) else f"{value:.2f}".replace("-", "−") for value in row.values())
-            table.add_row(f"{number} {name}", *cells)
-        return [table]
-    pairs = [(tau[a][b], a, b) for a, b in combinations(tau, 2) if not math.isnan(tau[a][b])]
-    if not pairs:
-        return [Text("Kendall's τ between measures: none of them decides an order")]
-    low, high = min(pairs), max(pairs)
-    least = f"least {low[0]:.2f} ({low[1]}, {low[2]})".replace("-", "−")
-    return [
-        Text(f"Kendall's τ between measures: {least}, most {high[0]:.2f}; the matrix is in agreement() and on the page")
-    ]
-
-
-def _ranking_text(comparison: Comparison, name: str) -> str:
-    order = comparison.ranking(name)
-    text = plain_text(order[0])
-    for before, after in pairwise(order):
-        text += f", {plain_text(after)} ({_percent(comparison.probability(name, before, after))})"
-    return text
-
-
-def _percent(probability: float) -> str:
-    return "≥ 99.9 %" if probability > 0.999 else f"{100 * probability:.0f} %"
-
-
-def agreement_numbers(comparison: Comparison) -> Numbers:
-    """Kendall's τ between every two measures."""
-    tau = comparison.agreement()
-    return Numbers(("measure", *tau), tuple((name, *row.values()) for name, row in tau.items()))
-
-
-def comparison_page(comparison: Comparison) -> str:
-    """The page of all reports, with the rankings, the probabilities and the agreement of the measures as a section."""
-    pairs = list(combinations(comparison.names, 2))
-    columns = ("measure", *(f"{plain_text(a)} before {plain_text(b)}" for a, b in pairs))
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (name, *(comparison.probability(name, a, b) for a, b in pairs)) for name in comparison.measures
-    )
-    ranks: tuple[tuple[Cell, ...], ...] = tuple((n, _ranking_text(comparison, n)) for n in comparison.measures)
-    section = Section(
-        "ranking",
-        "Who is flatter, and how sure that is",
-        tuple(comparison.statements()),
-        (),
-        ((_RANKING.capitalize(), Numbers(("measure", "ranking"), ranks)),
-         ("Probability that the first is flatter than the second", Numbers(columns, rows)),
-         ("Kendall's τ between measures, undecided pairs as ties", agreement_numbers(comparison))),
-    )  # fmt: skip
-    names = ", ".join(map(plain_text, comparison.names))
-    return report_page(comparison.reports, title=f"Which minimum is flatter: {names}", audit=section)
-
-
 # --- what they share ---------------------------------------------------------------------------------------------
 
 
-def _table() -> Table:
+def simple_table() -> Table:
+    """A table with a line below its head and nothing else."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
 
 

@@ -53,6 +53,7 @@ def report_page(
     audit: Section | None = None,
     spectrum: Section | None = None,
     records: Records | None = None,
+    said: Sequence[str] | None = None,
 ) -> str:
     """One HTML file for one model or several side by side: the answer, the numbers, the pictures, the cost, the papers.
 
@@ -62,6 +63,7 @@ def report_page(
         audit: What the audit of these models found, as a section of its own.
         spectrum: Their spectra, likewise.
         records: Name → record of the measures; by default those of the library.
+        said: The answer, where more is known than the reports say.
     """
     if not reports:
         raise ValueError("a page needs at least one report; `reports` is empty")
@@ -76,7 +78,7 @@ def report_page(
     )
     return render_page(
         title=title or _title(reports),
-        answer=answer(reports, known),
+        answer=answer(reports, known) if said is None else said,
         sections=[part for part in parts if part is not None],
         summary=_summary(reports, known),
         citations=_papers(reports, known),

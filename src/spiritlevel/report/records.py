@@ -81,7 +81,7 @@ def is_plain(value: Value, records: Records) -> bool:
 
 def votes(value: Value) -> bool:
     """Whether the value can say which of two is larger: the largest rise that a search found is only a lower bound."""
-    return "lower bound" not in value.method
+    return not value.lower_bound
 
 
 def certainty(value: Value) -> str:
