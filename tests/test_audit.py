@@ -1,5 +1,7 @@
 """The audit's verdicts: every claim of every measure, seen to hold or to fail on several architectures."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +9,8 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
-from spiritlevel.audit import Audit, _judge
+from spiritlevel.audit import Audit, Trial, _judge
+from spiritlevel.report.audit import audit_drawing
 
 FEATURES, CLASSES = 6, 3
 
@@ -111,8 +114,6 @@ def test_a_false_claim_is_found_out(monkeypatch):
 def test_wide_error_bars_leave_it_undecided_and_say_what_would_decide():
     report = sl.measure(*problem("plain"), measures=["kappa_sum"])
     wide = replace(report, values={"kappa_sum": replace(report["kappa_sum"], error=report["kappa_sum"].value)})
-    from spiritlevel.audit import Trial
-
     finding = _judge(sl.get_measure("kappa_sum"), "layer", wide, [Trial("layer", 1.0, 0, wide)], 1e-3, claimed=True)
     assert finding.verdict == "undecided"
     assert finding.reason == "the error bars are too wide to tell; a tolerance of 2e-05 would decide"
@@ -181,3 +182,54 @@ def test_records_claim_what_the_table_of_the_papers_says():
             assert claims[name] == {"layer"}
         elif name != "volume_flatness":
             assert claims[name] == set()
+
+
+# --- what moves without bound ----------------------------------------------------------------------------------------
+
+
+def moved(*factors: float) -> Audit:
+    """An audit in which measures that were 1 became the factors."""
+    report = sl.measure(*problem("plain"), measures=["rho_sum"])
+    names = [f"measure {index}" for index in range(len(factors))]
+
+    def with_values(numbers: tuple[float, ...]) -> sl.Report:
+        values = {n: replace(report["rho_sum"], name=n, value=x) for n, x in zip(names, numbers, strict=True)}
+        return replace(report, values=values)
+
+    original = with_values((1.0,) * len(factors))
+    trials = (Trial("layer", 1.0, 0, with_values(factors)),)
+    records = [replace(sl.get_measure("rho_sum"), name=name) for name in names]
+    findings = tuple(_judge(each, "layer", original, trials, 1e-3, claimed=False) for each in records)
+    return Audit(findings, original, trials)
+
+
+def test_an_infinite_factor_is_valid_json_in_print_and_file(tmp_path):
+    audit = moved(math.inf, 2.0, 0.0)
+    text = json.dumps(audit.to_dict(), allow_nan=False)
+    assert json.loads(text)["findings"][0]["factor"] == "inf"
+    audit.save(tmp_path / "a.json")
+    for again in (Audit.from_dict(json.loads(text)), Audit.load(tmp_path / "a.json")):
+        assert again.factor("measure 0", "layer") == math.inf
+        assert again.findings == audit.findings
+
+
+def test_the_chart_leaves_out_no_measure_that_moves():
+    factors = (math.inf, 1e3, 0.01, 0.0, -4.0, 8.0, 7.0, 1.5, 1.0)
+    audit = moved(*factors)
+    drawing = audit_drawing(audit, "layer")
+    assert drawing.description.startswith("8 measures move under layer changes and 1 stay. measure 0 moves furthest")
+    (axes,) = drawing.figure.axes
+    assert len(axes.lines) == 9  # eight that move, one for all that stay
+    low, high = axes.get_ylim()
+    for line in axes.lines:
+        heights = line.get_ydata()
+        assert all(low <= height <= high for height in heights)
+        assert heights[-1] != 1.0 or line is axes.lines[-1]
+    assert "3 more that move, in the table" in [line.get_label() for line in axes.lines]
+
+
+def test_a_measure_that_a_twin_does_not_have_is_undecided():
+    audit = moved(math.nan)
+    assert audit.verdict("measure 0", "layer") == "undecided"
+    assert audit.findings[0].reason.startswith("not available on a twin")
+    assert audit_drawing(audit, "layer").description.startswith("0 measures move")

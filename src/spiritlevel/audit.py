@@ -24,7 +24,7 @@ from spiritlevel.losses import Loss, resolve_loss
 from spiritlevel.measures import resolve_measures
 from spiritlevel.measures.record import Measure
 from spiritlevel.measures.run import measure
-from spiritlevel.result import Report, Value, write_whole
+from spiritlevel.result import Report, Value, json_ready, write_whole
 from spiritlevel.symmetry import Rescaling, Symmetries, affine, find_symmetries
 from spiritlevel.symmetry.layerwise import LayerScales
 
@@ -118,7 +118,7 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "findings": [vars(each) for each in self.findings],
+            "findings": [json_ready(vars(each)) for each in self.findings],
             "skipped": dict(self.skipped),
             "original": self.original.to_dict(),
             "trials": [
@@ -132,7 +132,7 @@ class Audit:
         if plain.get("format") != FORMAT:
             raise ValueError(f"not a saved audit: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
         return cls(
-            findings=tuple(Finding(**each) for each in plain["findings"]),
+            findings=tuple(Finding(**{**each, "factor": float(each["factor"])}) for each in plain["findings"]),
             original=Report.from_dict(plain["original"]),
             trials=tuple(
                 Trial(t["kind"], t["strength"], t["seed"], Report.from_dict(t["report"])) for t in plain["trials"]
@@ -142,19 +142,13 @@ class Audit:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; a file that exists at `path` afterwards is whole."""
-        plain = self.to_dict()
-        for entry in plain["findings"]:
-            entry["factor"] = entry["factor"] if math.isfinite(entry["factor"]) else str(entry["factor"])
-        write_whole(path, json.dumps(plain, indent=1, allow_nan=False))
+        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Audit:
         """Read what `save` wrote."""
         with open(path, encoding="utf-8") as stream:
-            plain = json.load(stream)
-        for entry in plain["findings"]:
-            entry["factor"] = float(entry["factor"])
-        return cls.from_dict(plain)
+            return cls.from_dict(json.load(stream))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page."""
@@ -383,6 +377,10 @@ def _judge(
     pairs = [(trial.strength, trial.report[each.name]) for trial in trials if trial.kind == kind]
     if not base.available:
         return Finding(each.name, kind, "undecided", 1.0, None, claimed, "; ".join(base.notes))
+    missing = next((value for _, value in pairs if not value.available), None)
+    if missing is not None:
+        reason = f"not available on a twin: {'; '.join(missing.notes)}"
+        return Finding(each.name, kind, "undecided", 1.0, None, claimed, reason)
     factor = max((_ratio(base.value, value.value) for _, value in pairs), default=1.0)
     moved = [strength for strength, value in pairs if _difference(base, value) > _bar(base, value)]
     if moved:

@@ -238,6 +238,7 @@ def _value_from_dict(plain: Mapping[str, Any]) -> Value:
     fields["neurons"] = {key: _tensor(entry) for key, entry in plain["neurons"].items()}
     witness = plain["witness"]
     fields["witness"] = None if witness is None else {key: _tensor(entry) for key, entry in witness.items()}
+    fields["details"] = from_json_ready(plain["details"])
     fields["notes"] = tuple(plain["notes"])
     return Value(**fields)
 
@@ -253,6 +254,28 @@ def _plain(entry: Any) -> Any:
     if isinstance(entry, list | tuple):
         return [_plain(item) for item in entry]
     return entry
+
+
+def json_ready(entry: Any) -> Any:
+    """The same in what JSON can hold: a number that is not finite becomes the string that `float` reads.
+
+    >>> json_ready({"a": (1.0, float("inf")), "b": "text"})
+    {'a': [1.0, 'inf'], 'b': 'text'}
+    """
+    return _plain(entry)
+
+
+def from_json_ready(entry: Any) -> Any:
+    """Numbers where `json_ready` put strings.
+
+    >>> from_json_ready({"a": [1.0, "inf"], "b": "text"})
+    {'a': [1.0, inf], 'b': 'text'}
+    """
+    if isinstance(entry, Mapping):
+        return {key: from_json_ready(item) for key, item in entry.items()}
+    if isinstance(entry, list):
+        return [from_json_ready(item) for item in entry]
+    return float(entry) if isinstance(entry, str) and entry in ("inf", "-inf", "nan") else entry
 
 
 def _number(plain: float | str) -> float:

@@ -29,7 +29,7 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss
 from spiritlevel.problem import Problem
 from spiritlevel.ranks import current_ranks
-from spiritlevel.result import Cost, write_whole
+from spiritlevel.result import Cost, from_json_ready, json_ready, write_whole
 
 FORMAT = "spiritlevel-spectrum-1"
 OPERATORS = {
@@ -97,7 +97,7 @@ class Spectrum:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        whole = {
             "format": FORMAT,
             "operator": self.operator,
             "size": self.size,
@@ -108,9 +108,12 @@ class Spectrum:
             "cost": vars(self.cost),
             "notes": list(self.notes),
         }
+        plain: dict[str, Any] = json_ready(whole)
+        return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Spectrum:
+        plain = from_json_ready(plain)
         if plain.get("format") != FORMAT:
             raise ValueError(f"not a saved spectrum: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
 

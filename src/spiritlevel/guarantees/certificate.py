@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spiritlevel.result import write_whole
+from spiritlevel.result import from_json_ready, json_ready, write_whole
 
 if TYPE_CHECKING:
     from spiritlevel.report.drawing import Drawing
@@ -63,15 +63,14 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes."""
-        plain = {key: dict(entry) if isinstance(entry, Mapping) else entry for key, entry in vars(self).items()}
-        return {"format": FORMAT, **plain, "notes": list(self.notes)}
+        return {"format": FORMAT, **json_ready(vars(self))}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Certificate:
         """The certificate that `to_dict` described."""
         if plain.get("format") != FORMAT:
             raise ValueError(f"not a saved certificate: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
-        entries = {key: entry for key, entry in plain.items() if key != "format"}
+        entries = {key: from_json_ready(entry) for key, entry in plain.items() if key != "format"}
         return cls(**{**entries, "notes": tuple(plain["notes"])})
 
     def save(self, path: str | os.PathLike[str]) -> None:

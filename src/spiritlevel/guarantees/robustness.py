@@ -25,7 +25,7 @@ from spiritlevel.losses import Loss
 from spiritlevel.measures.evidence import Evidence
 from spiritlevel.measures.record import Needs
 from spiritlevel.problem import Problem
-from spiritlevel.result import write_whole
+from spiritlevel.result import json_ready, write_whole
 
 if TYPE_CHECKING:
     from spiritlevel.report.drawing import Drawing
@@ -103,7 +103,7 @@ class Robustness:
         """Plain numbers, lists and strings: what `save` writes. A number that is not available becomes None."""
         plain = {key: entry for key, entry in vars(self).items() if key not in ("witness", "curve", "values", "notes")}
         witness = None if self.witness is None else self.witness.tolist()
-        lists = {"values": list(self.values), "notes": list(self.notes), "witness": witness}
+        lists = {"values": list(map(_or_none, self.values)), "notes": list(self.notes), "witness": json_ready(witness)}
         curve = [_without_nan(asdict(point)) for point in self.curve]
         return {"format": FORMAT, **_without_nan(plain), **lists, "curve": curve}
 
@@ -131,9 +131,11 @@ class Robustness:
 
 
 def _without_nan(plain: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: None if isinstance(entry, float) and not math.isfinite(entry) else entry for key, entry in plain.items()
-    }
+    return {key: _or_none(entry) if isinstance(entry, float) else entry for key, entry in plain.items()}
+
+
+def _or_none(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 Matrices = Literal["orthogonal", "gaussian"] | Tensor | Sequence[Tensor]

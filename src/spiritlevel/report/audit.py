@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -19,7 +20,7 @@ from spiritlevel.report.page import render_page
 from spiritlevel.report.records import known_records
 from spiritlevel.report.sections import Section
 
-_LINES = 5  # moving measures that one picture can carry and still be read
+_LINES = 5  # moving measures that have a look and a name of their own in one picture
 _MARKS = {"invariant": "✓", "moves": "✗", "undecided": "?"}
 
 
@@ -96,20 +97,22 @@ def audit_section(audit: Audit) -> Section:
 
 
 def audit_drawing(audit: Audit, kind: str) -> Drawing:
-    """Value relative to the original against the strength of the change: the measures that move most, and all that stay."""
+    """Value relative to the original against the strength of the change: every measure that moves, and all that stay.
+
+    Those that move furthest have a look of their own; a value that became infinite stands at the upper edge.
+    """
     strengths = sorted({trial.strength for trial in audit.trials if trial.kind == kind})
     lines = {name: _ratios(audit, name, kind, strengths) for name in audit.original}
-    moving = [name for name in lines if audit.verdict(name, kind) == "moves" and math.isfinite(max(lines[name]))]
+    moving = [name for name in lines if audit.verdict(name, kind) == "moves"]
     moving.sort(key=lambda name: audit.factor(name, kind), reverse=True)
     still = [name for name in lines if audit.verdict(name, kind) == "invariant"]
-    scale = LogScale.of([1.0, *(ratio for name in moving[:_LINES] for ratio in lines[name])])
-    entries = min(len(moving), _LINES) + bool(still)
+    scale = LogScale.of([1.0, *(ratio for name in moving for ratio in lines[name])])
+    entries = min(len(moving), _LINES) + (len(moving) > _LINES) + bool(still)
     with style():
         figure, axes = axes_of(None, height=2.5 + 0.18 * math.ceil(entries / 2))
         places = [0.0, *strengths]
-        for index, name in enumerate(moving[:_LINES]):
-            heights = [scale.place(ratio) for ratio in (1.0, *lines[name])]
-            axes.plot(places, heights, **look_of(index), label=shortened(plain_text(name), 34))
+        for index, name in enumerate(moving):
+            axes.plot(places, [_height(scale, ratio) for ratio in (1.0, *lines[name])], **_look(index, name, moving))
         if still:
             axes.plot(places, [1.0] * len(places), color=INK, linewidth=2.2, label=f"{len(still)} invariant measures")
         scale.apply(axes.yaxis, axes)
@@ -117,10 +120,28 @@ def audit_drawing(audit: Audit, kind: str) -> Drawing:
         axes.set_ylabel("value / value of the original")
         legend(axes, entries, always=entries > 0)
     table = Numbers(("measure", *(f"strength {s:g}" for s in strengths)), tuple((n, *r) for n, r in lines.items()))
-    words = f"{len(moving)} measures move under {plain_text(kind)} changes and {len(still)} stay. " + (
-        f"{moving[0]} moves furthest, by a factor of {significant(audit.factor(moving[0], kind), 3)}." if moving else ""
+    return finished(
+        figure, table, f"Measures under {plain_text(kind)} changes", _moving_words(audit, kind, moving, still)
     )
-    return finished(figure, table, f"Measures under {plain_text(kind)} changes", words)
+
+
+def _look(index: int, name: str, moving: Sequence[str]) -> dict[str, Any]:
+    """Of the line of a measure that moves; beyond the furthest few they look alike and are named in the table."""
+    if index < _LINES:
+        return {**look_of(index), "label": shortened(plain_text(name), 34)}
+    label = f"{len(moving) - _LINES} more that move, in the table" if index == _LINES else None
+    return {"color": INK, "alpha": 0.45, "linewidth": 0.8, "label": label}
+
+
+def _height(scale: LogScale, ratio: float) -> float:
+    return scale.high if ratio == math.inf else scale.place(ratio)
+
+
+def _moving_words(audit: Audit, kind: str, moving: Sequence[str], still: Sequence[str]) -> str:
+    words = f"{len(moving)} measures move under {plain_text(kind)} changes and {len(still)} stay."
+    if not moving:
+        return words
+    return f"{words} {moving[0]} moves furthest, by a factor of {significant(audit.factor(moving[0], kind), 3)}."
 
 
 def _ratios(audit: Audit, name: str, kind: str, strengths: Sequence[float]) -> list[float]:
