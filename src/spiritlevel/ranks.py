@@ -132,10 +132,15 @@ def current_ranks(distributed: bool = True) -> Ranks:
     return Ranks()
 
 
+def launched_processes() -> tuple[int, int]:
+    """This process's rank and how many there are, as torchrun told it; (0, 1) without torchrun."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextlib.contextmanager
 def launched() -> Iterator[int]:
     """Join the processes that torchrun started, if it did; yields this process's rank."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+    if launched_processes()[1] < 2 or dist.is_initialized():
         yield 0
         return
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -168,4 +173,4 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
-__all__ = ["Group", "ProcessFailed", "Ranks", "current_ranks", "launched"]
+__all__ = ["Group", "ProcessFailed", "Ranks", "current_ranks", "launched", "launched_processes"]

@@ -24,6 +24,7 @@ from spiritlevel.cli.sharpen import sharpen
 from spiritlevel.cli.spectrum import spectrum
 from spiritlevel.cli.study import study
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.ranks import launched_processes
 
 # In the order in which `spiritlevel --help` lists them.
 COMMANDS: tuple[Callable[..., Any], ...] = (
@@ -39,6 +40,9 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     robustness,
     compare,
 )
+
+# Those whose processes, started by torchrun, share the work. Of any other command one process does it all.
+SHARED = frozenset({"measure", "audit", "compare", "spectrum"})
 
 FAILED, WRONG_USE = 1, 2
 
@@ -60,12 +64,28 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options of every command."""
+    _leave_to_one(context.invoked_subcommand or "")
+
+
+def _leave_to_one(command: str) -> None:
+    """Where torchrun started several processes and the command cannot share its work: end all of them but the first."""
+    rank, size = launched_processes()
+    if size < 2 or command in SHARED:
+        return
+    if rank > 0:
+        raise typer.Exit
+    shared = ", ".join(sorted(SHARED))
+    print(
+        f"{command} runs in one process: of the {size} that torchrun started, the others have ended ({shared} share theirs)",
+        file=sys.stderr,
+    )
 
 
 for _command in COMMANDS:

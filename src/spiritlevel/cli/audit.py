@@ -24,6 +24,7 @@ from spiritlevel.cli.options import (
 from spiritlevel.cli.output import HtmlFile, JsonFile, write_result
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measures.progress import passes_bar
+from spiritlevel.ranks import launched
 from spiritlevel.report.audit import audit_table
 
 Strengths = Annotated[
@@ -51,7 +52,8 @@ def audit(
 ) -> None:
     """Rescale a trained network without changing its function, and see which measures notice.
 
-    Prints a verdict for every measure and kind of change, with the largest factor seen.
+    Prints a verdict for every measure and kind of change, with the largest factor seen. Started by torchrun, the processes
+    share the data.
     """
     check_writable("--json", json_file)
     check_writable("--html", html_file)
@@ -59,7 +61,7 @@ def audit(
         raise SpiritLevelError(f"--seeds must be at least 1, got {seeds}")
     chosen, grown = read_measures(measures), _read_strengths(strengths)
     subject = read_subject(model, checkpoint, data, loss, split, samples)
-    with passes_bar(shown=not quiet) as listen:
+    with launched() as rank, passes_bar(shown=rank == 0 and not quiet) as listen:
         found = audit_network(
             subject.model,
             subject.pair,
@@ -71,7 +73,8 @@ def audit(
             tolerance=tolerance,
             progress=listen,
         )
-    write_result(found, audit_table(found), json_file, html_file, quiet)
+    if rank == 0:
+        write_result(found, audit_table(found), json_file, html_file, quiet)
 
 
 def _read_strengths(text: str) -> list[float]:

@@ -32,6 +32,7 @@ from spiritlevel.guarantees.compare import compare as compare_networks
 from spiritlevel.guarantees.pac_bayes import pac_bayes
 from spiritlevel.guarantees.robustness import feature_robustness
 from spiritlevel.measures.progress import passes_bar
+from spiritlevel.ranks import launched
 from spiritlevel.report.guarantees import certificate_table, robustness_table
 from spiritlevel.report.rankings import ranking_table
 from spiritlevel.study.data import load_data
@@ -159,13 +160,14 @@ def compare(
     """Rank several trained networks by every measure.
 
     Prints who is flatter by which measure, how sure every order is, and what is not decided. Every network is measured again
-    on ten parts of the data, so that the order holds for more data of the same kind too.
+    on ten parts of the data, so that the order holds for more data of the same kind too. Started by torchrun, the processes
+    share the data.
     """
     _check_outputs(json_file, html_file, quiet)
     chosen, precision = read_measures(measures), read_dtype(dtype)
     subjects = _read_networks(networks, data, loss, split, samples)
     first = next(iter(subjects.values()))
-    with passes_bar(shown=not quiet) as listen:
+    with launched() as rank, passes_bar(shown=rank == 0 and not quiet) as listen:
         found = compare_networks(
             {name: subject.model for name, subject in subjects.items()},
             first.pair,
@@ -178,7 +180,8 @@ def compare(
             progress=listen,
             sampling=not these_data,
         )
-    _write(found, ranking_table(found), json_file, html_file, quiet)
+    if rank == 0:
+        _write(found, ranking_table(found), json_file, html_file, quiet)
 
 
 def _read_networks(networks: list[str], data: str, loss: str, split: str, samples: int | None) -> dict[str, Subject]:

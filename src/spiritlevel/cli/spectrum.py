@@ -26,6 +26,8 @@ from spiritlevel.cli.options import (
 from spiritlevel.cli.output import JsonFile, say_written
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measures.progress import passes_bar
+from spiritlevel.ranks import launched
+from spiritlevel.spectrum import Spectrum
 from spiritlevel.spectrum import spectrum as compute_spectrum
 
 OperatorName = Annotated[
@@ -55,7 +57,10 @@ def spectrum(
     json_file: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the density of the Hessian's eigenvalues with its error, and the largest and smallest of them."""
+    """Find the density of the Hessian's eigenvalues with its error, and the largest and smallest of them.
+
+    Started by torchrun, the processes share the data.
+    """
     if quiet and json_file is None and picture is None:
         raise SpiritLevelError("--quiet prints nothing, so nothing would be left: add --json or --picture")
     check_writable("--json", json_file)
@@ -64,7 +69,7 @@ def spectrum(
         raise SpiritLevelError(f"--picture must end in .png, .svg or .pdf, got {picture.name!r}")
     precision = read_dtype(dtype)
     subject = read_subject(model, checkpoint, data, loss, split, samples)
-    with passes_bar(shown=not quiet) as listen:
+    with launched() as rank, passes_bar(shown=rank == 0 and not quiet) as listen:
         found = compute_spectrum(
             subject.model,
             subject.pair,
@@ -78,6 +83,11 @@ def spectrum(
             dtype=precision,
             progress=listen,
         )
+    if rank == 0:
+        _write(found, json_file, picture, quiet)
+
+
+def _write(found: Spectrum, json_file: Path | None, picture: Path | None, quiet: bool) -> None:
     if str(json_file) == "-":
         print(json.dumps(found.to_dict(), allow_nan=False))
     elif not quiet:
