@@ -1,11 +1,14 @@
 """Attacks on plain flatness: the twin computes the same function, and the attacked measure is where it was sent."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import spiritlevel as sl
 from spiritlevel.curvature.dense import dense_hessian
+from spiritlevel.symmetry import Rescaling
 
 
 def problem(dtype=torch.float64, seed=0):
@@ -126,3 +129,79 @@ def test_the_flattest_member_does_not_depend_on_where_one_starts():
     twin = sl.find_symmetries(model, data[0][:1]).sample(strength=1.5, seed=1).apply(model)
     for a, b in zip(sl.flattest(model, data).parameters(), sl.flattest(twin, data).parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+# --- attacks whose squares do not fit into single precision -----------------------------------------------------------
+
+
+def norm_in_double(model, data):
+    name = "hessian_spectral_norm"
+    return sl.measure(model, data, measures=[name], dtype=torch.float64)[name].value
+
+
+@pytest.mark.parametrize("target", [1e20, 1e30, 1e45])
+def test_a_twin_in_single_precision_reaches_what_is_reported(target):
+    model, data = problem(torch.float32)
+    attack = sl.sharpen(model, data, target=target)
+    assert next(attack.model.parameters()).dtype == torch.float32
+    norm = norm_in_double(attack.model, data)
+    assert target <= norm <= 1.2 * target
+    assert attack.after == pytest.approx(norm, rel=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_eigenvalues_reach_a_far_target(dtype):
+    model, data = problem(dtype)
+    attack = sl.sharpen(model, data, target=1e20, eigenvalues=3)
+    doubled = copy.deepcopy(attack.model).double(), (data[0].double(), data[1])
+    found = eigenvalues(*doubled)
+    assert attack.after >= 3
+    assert int((found > 1e20).sum()) >= 3
+
+
+def test_a_target_out_of_reach_is_refused_with_the_reason():
+    model, data = problem(torch.float32)
+    with pytest.raises(sl.SpiritLevelError, match=r"target 1e\+60 needs factors beyond e\^60"):
+        sl.sharpen(model, data, target=1e60)
+    with pytest.raises(
+        sl.SpiritLevelError, match=r"with factors up to e\^60; .* ask for fewer, or for a smaller target"
+    ):
+        sl.sharpen(model, data, target=1e60, eigenvalues=3)
+
+
+def test_what_the_twin_does_not_reach_is_not_reported(monkeypatch):
+    model, data = problem()
+    monkeypatch.setattr(Rescaling, "apply", lambda self, model: copy.deepcopy(model))  # rescales nothing
+    with pytest.raises(sl.SpiritLevelError, match=r"target 1000 was not reached: the Hessian norm of the twin is \d"):
+        sl.sharpen(model, data, target=1e3)
+    with pytest.raises(sl.SpiritLevelError, match="only 0 eigenvalues above"):
+        sl.sharpen(model, data, target=1e3, eigenvalues=3)
+
+
+def test_a_layer_within_the_ball_stays_and_a_loss_that_falls_shows_nothing():
+    model, data = problem()
+    attack = sl.sharpen_ball(model, data, epsilon=1e30)
+    assert set(attack.factors.values()) == {1.0}
+    assert attack.before == attack.after > 0
+    wrong = data[0], model(data[0]).argmin(1)  # the network is at its worst: zeroing it lowers the loss
+    assert sl.sharpen_ball(model, wrong, epsilon=1e-3).after == 0.0
+    with pytest.raises(sl.SpiritLevelError, match="epsilon must be positive, got inf"):
+        sl.sharpen_ball(model, data, epsilon=float("inf"))
+
+
+def test_a_tiny_ball_in_single_precision_holds_its_witness():
+    model, data = problem(torch.float32)
+    attack = sl.sharpen_ball(model, data, epsilon=1e-25)
+    length = sum(float(part.double().square().sum()) for part in attack.witness.values()) ** 0.5
+    assert 0 < length <= 1e-25
+    assert attack.after == pytest.approx(sl.sharpen_ball(model, data, epsilon=1e-2).after, rel=1e-4)
+
+
+def test_the_flattest_member_is_found_from_far_away_in_single_precision():
+    model, data = problem(torch.float32)
+    far = sl.rescale_layers(model, {"0.weight": 1e25, "4.weight": 1e-25}, data[0][:2])
+    least, found = (
+        sl.measure(sl.flattest(each, data), data, measures=["hessian_trace"])["hessian_trace"].value
+        for each in (model, far)
+    )
+    assert found == pytest.approx(least, rel=1e-4)

@@ -1,7 +1,8 @@
 """Attacks on plain flatness (Dinh et al. 2017, section 4): equivalent networks as sharp as one likes.
 
 Along a rescaling T_t the Hessian becomes D H D with D = exp(−t·s), s the logarithm of what multiplies each parameter:
-curvature grows in everything that shrinks. Each attack returns the twin and what it did to the attacked measure.
+curvature grows in everything that shrinks. Each attack returns the twin and what it did to the attacked measure, which is
+measured on the twin itself, in double precision: squares of what a strong attack reaches do not fit into single precision.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from spiritlevel.symmetry.trace import tensors_in
 
 # Factors beyond e^±60 leave single precision; doubles could go further, but nothing needs it.
 LARGEST_LOG_FACTOR = 60.0
+# The most that one step towards many eigenvalues adds to the log-factors: a step further than needed is not taken back.
+LONGEST_STEP = 4.0
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,14 @@ def sharpen(
 
     With one eigenvalue the attacked measure is ‖H‖₂, driven to `target` or a little above (never below). With several
     it is the number of eigenvalues above `target`, counted densely for small networks and bounded from below by Ritz
-    values for large ones. Works on a copy; refuses a network without a rescaling symmetry.
+    values for large ones. `after` is measured on the twin, in double precision whatever its own; where it stays below what
+    was asked for, the attack is refused. Works on a copy; refuses a network without a rescaling symmetry.
     """
     if not (isinstance(target, int | float) and target > 0 and math.isfinite(target)):
         raise SpiritLevelError(f"target must be a positive number, got {target!r}")
     if eigenvalues < 1:
         raise SpiritLevelError(f"eigenvalues must be at least 1, got {eigenvalues!r}")
-    problem = Problem(model, loss, data)
+    problem = _in_double(model, loss, data)
     symmetries = _symmetries(problem)
     products = HessianProducts(problem)
     if eigenvalues == 1:
@@ -98,27 +102,28 @@ def sharpen_ball(
 
     Its ε-sharpness is therefore at least that of a function that does not look at its input. `before` and `after` are
     lower bounds of the ε-sharpness: the rise of the loss at −θ₁, which lies outside the ball before (so 0 is all that
-    is claimed there) and inside it after; `witness` is that perturbation.
+    is claimed there) and inside it after; `witness` is that perturbation. A rise below zero shows nothing and counts as 0.
+    A first layer that lies within the ball already is left as it is.
     """
-    if not epsilon > 0:
+    if not (epsilon > 0 and math.isfinite(epsilon)):
         raise SpiritLevelError(f"epsilon must be positive, got {epsilon!r}")
-    problem = Problem(model, loss, data)
+    problem = _in_double(model, loss, data)
     symmetries = _symmetries(problem)
     name = symmetries.maps[0]
     size = float(problem.parameters[name].norm())
-    shrink = math.log(epsilon / size) - 1e-6
+    inside = size <= epsilon
+    shrink = 0.0 if inside else math.log(epsilon / size) - 1e-6
     scales = LayerScales(symmetries)
     if not scales.rows.get(name, np.zeros(1)).any():
         raise RescalingError(f"the first layer {name} cannot be rescaled in this network, so the attack does not apply")
     rescaling = Rescaling(symmetries, scales.solve({name: shrink}))
     twin = rescaling.apply(model)
-    moved = Problem(twin, loss, data)
+    moved = _in_double(twin, loss, data)
     base = moved.loss()
-    witness = {key: torch.zeros_like(value) for key, value in moved.parameters.items()}
-    witness[name] = -moved.parameters[name]
-    zeroed = moved.loss({key: value + witness[key] for key, value in moved.parameters.items()})
-    inside = size <= epsilon
-    rise = (zeroed - base) / (1 + base)
+    zeroed = moved.loss({**moved.parameters, name: torch.zeros_like(moved.parameters[name])})
+    own = dict(twin.named_parameters())
+    witness = {key: torch.zeros_like(own[key]) for key in moved.parameters} | {name: -own[name].detach()}
+    rise = max(0.0, (zeroed - base) / (1 + base))
     return _attack(problem, twin, rescaling, "epsilon_sharpness", rise if inside else 0.0, rise, witness)
 
 
@@ -128,7 +133,7 @@ def flattest(model: nn.Module, data: Any, loss: str | Callable[..., Any] | Loss 
     The trace of D H D is Σ h·d², convex in the log-factors. Exact where the network is piecewise linear in each layer;
     elsewhere the Gauss–Newton trace is minimized. Dead channels are left alone.
     """
-    problem = Problem(model, loss, data)
+    problem = _in_double(model, loss, data)
     symmetries = _symmetries(problem)
     return least_sum(symmetries, _diagonal_of_hessian(problem), -1).rescaling.apply(model)
 
@@ -153,7 +158,9 @@ def _raise_norm(problem: Problem, symmetries: Symmetries, products: HessianProdu
         found = _norm(products, _diagonal(problem, Rescaling(symmetries, steps * direction)))
     rescaling = Rescaling(symmetries, steps * direction)
     twin = rescaling.apply(problem.model)
-    after = _norm(HessianProducts(Problem(twin, problem.loss_function, problem.data)), None)
+    after = _norm(HessianProducts(_in_double(twin, problem.loss_function, problem.data)), None)
+    if not after >= target:
+        raise RescalingError(f"target {target:.6g} was not reached: the Hessian norm of the twin is {after:.6g}")
     return _attack(problem, twin, rescaling, "hessian_spectral_norm", before, after)
 
 
@@ -208,19 +215,35 @@ def _raise_many(
     problem: Problem, symmetries: Symmetries, products: HessianProducts, target: float, eigenvalues: int
 ) -> Attack:
     direction = _shrink_most(problem, symmetries)
-    before = _count_above(products, None, target)
-    count, steps = before, 0.0
-    while count < eigenvalues and steps < LARGEST_LOG_FACTOR / 4:
-        steps += 0.5
-        count = _count_above(products, _diagonal(problem, Rescaling(symmetries, steps * direction)), target)
+    widest = max(float(logs.abs().max()) for logs in symmetries.log_scales(direction).values())
+    found, steps = _ritz_values(products, None), 0.0
+    before = count = int((found > target).sum())
+    while count < eigenvalues <= len(found) and steps < LARGEST_LOG_FACTOR / widest:
+        steps = min(steps + _step(float(found[-eigenvalues]), target), LARGEST_LOG_FACTOR / widest)
+        found = _ritz_values(products, _diagonal(problem, Rescaling(symmetries, steps * direction)))
+        count = int((found > target).sum())
     if count < eigenvalues:
-        raise SpiritLevelError(
-            f"only {count} eigenvalues above {target:.3g} were reached; Theorem 5 promises rank(H) − min_k n_k of them, "
-            f"and {eigenvalues} were asked for: ask for fewer"
-        )
+        raise _too_few(count, target, eigenvalues)
     rescaling = Rescaling(symmetries, steps * direction)
     twin = rescaling.apply(problem.model)
+    moved = HessianProducts(_in_double(twin, problem.loss_function, problem.data))
+    count = int((_ritz_values(moved, None) > target).sum())
+    if count < eigenvalues:
+        raise _too_few(count, target, eigenvalues)
     return _attack(problem, twin, rescaling, f"eigenvalues above {target:.3g}", before, count)
+
+
+def _step(smallest: float, target: float) -> float:
+    """How much further to go: eigenvalues grow like e^{2t}, so a Ritz value that is positive says how far it is."""
+    wanted = 0.5 * math.log(1.02 * target / smallest) if smallest > 0 else 0.0
+    return min(max(wanted, 0.5), LONGEST_STEP)
+
+
+def _too_few(count: int, target: float, eigenvalues: int) -> SpiritLevelError:
+    return SpiritLevelError(
+        f"only {count} eigenvalues above {target:.3g} were reached, with factors up to e^{LARGEST_LOG_FACTOR:.0f}; Theorem 5 "
+        f"promises rank(H) − min_k n_k of them, and {eigenvalues} were asked for: ask for fewer, or for a smaller target"
+    )
 
 
 def _shrink_most(problem: Problem, symmetries: Symmetries) -> Tensor:
@@ -240,18 +263,28 @@ def _shrink_most(problem: Problem, symmetries: Symmetries) -> Tensor:
     return torch.from_numpy(scales.spread @ found.x)
 
 
-def _count_above(products: HessianProducts, scale: Tensor | None, target: float, most: int = 150) -> int:
-    """Ritz values above the target; never more than there are eigenvalues, and all of them for small networks."""
+def _ritz_values(products: HessianProducts, scale: Tensor | None, most: int = 150) -> Tensor:
+    """Ritz values of D H D, ascending, 0 for those that rounding could make: the k-th largest is at most the k-th largest
+    eigenvalue. All eigenvalues for small networks."""
     size = products.flat.size
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(size, generator=generator, dtype=torch.float64).to(products.problem.parameters_like())
     process = Lanczos(start, tolerance=0.0, most_products=min(most, size), most_vectors=most + 1)
     while not process.done:
         process.advance(_scaled(products, scale, process.request))
-    return int((process.ritz_values() > target).sum())
+    found = process.ritz_values()
+    noise = 64 * size * torch.finfo(products.problem.dtype).eps * found.abs().max()
+    return torch.where(found.abs() > noise, found, 0.0)
 
 
 # --- shared ------------------------------------------------------------------------------------------------------
+
+
+def _in_double(model: nn.Module, loss: str | Callable[..., Any] | Loss, data: Any) -> Problem:
+    """The problem in double precision, on devices that have it."""
+    tensor = next(model.parameters(), None)
+    single = tensor is not None and tensor.device.type == "mps"
+    return Problem(model, loss, data, dtype=None if single else torch.float64)
 
 
 def _symmetries(problem: Problem) -> Symmetries:

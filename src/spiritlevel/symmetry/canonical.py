@@ -154,9 +154,9 @@ def _minimize(m: Floats, a: sparse.csr_matrix) -> tuple[Floats, float, int]:
         residual = float(np.max(np.abs(gradient) / total, initial=0.0))
         if residual <= TOLERANCE:
             break
-        trial = x - 0.25 * np.log(np.maximum(total + gradient, 1e-300) / np.maximum(total - gradient, 1e-300)).clip(
-            -8, 8
-        )
+        # a difference of logarithms: their quotient may leave the range of doubles
+        rise, fall = (np.log(np.maximum(part, 1e-300)) for part in (total + gradient, total - gradient))
+        trial = x - 0.25 * (rise - fall).clip(-8, 8)
         if residual > 0.5 and float((m * np.exp(2 * (a @ trial))).sum()) < 0.9 * float(w.sum()):
             x = trial
         else:
