@@ -268,9 +268,15 @@ def check_kind(name: str, tensor: Tensor) -> None:
         raise SpiritLevelError(f"parameter {name!r} is not initialized: run the model once before measuring")
 
 
-def check_finite(name: str, tensor: Tensor) -> None:
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise SpiritLevelError(f"{name!r} contains NaN or infinity ({int((~torch.isfinite(tensor)).sum())} entries)")
+def check_finite(name: str, tensor: Tensor, *, masks: bool = False) -> None:
+    """Refuse NaN and infinity; with `masks` −∞ is allowed, which a causal mask adds to what it hides."""
+    if not tensor.is_floating_point():
+        return
+    wrong = ~torch.isfinite(tensor)
+    if masks:
+        wrong &= tensor != -math.inf
+    if bool(wrong.any()):
+        raise SpiritLevelError(f"{name!r} contains NaN or infinity ({int(wrong.sum())} entries)")
 
 
 def _leaves(outputs: Any) -> list[Any]:

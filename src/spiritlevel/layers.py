@@ -37,10 +37,9 @@ class Layer:
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """A tensor of the weight's shape as (groups, rows a group, columns a group, kernel positions)."""
-        if self.transposed:
-            blocks = tensor.reshape(self.groups, tensor.shape[0] // self.groups, tensor.shape[1], -1)
-            return blocks.transpose(1, 2)
-        return tensor.reshape(self.groups, tensor.shape[0] // self.groups, tensor.shape[1], -1)
+        kernel = tensor.shape[2:].numel()  # not −1: a layer of width zero has no entries to tell it from
+        blocks = tensor.reshape(self.groups, tensor.shape[0] // self.groups, tensor.shape[1], kernel)
+        return blocks.transpose(1, 2) if self.transposed else blocks
 
 
 @dataclass(frozen=True)

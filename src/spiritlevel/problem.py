@@ -19,6 +19,7 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss, in_double, logits_of, recording, resolve_loss
 from spiritlevel.quiet import undisturbed
 from spiritlevel.ranks import current_ranks
+from spiritlevel.replica import replica
 from spiritlevel.rewrites import PlainDerivatives
 from spiritlevel.survey import Survey, survey
 
@@ -63,8 +64,8 @@ class _Whole(nn.Module):
 class Problem:
     """L(θ) = mean over the samples of ℓ(f_θ(x), y), for any θ, with the caller's model left as it is.
 
-    The network runs in eval mode on copies of its tensors' handles; weights, buffers, `.grad`, mode and the random
-    state come back bit for bit. Parameters with `requires_grad=False` are left out; tied ones count once.
+    A stand-in of the same structure runs in eval mode on copies of the measured parameters; nothing is written into the
+    model, and the random state comes back bit for bit. Parameters with `requires_grad=False` are left out; tied ones count once.
 
     Args:
         model: Any module.
@@ -102,11 +103,13 @@ class Problem:
         self.data = read_data(model, data, fix_data=fix_data)
         if self.data.first.targets is None and not self.loss_function.whole_batch:
             self.loss_function = _for_dict_batches(self.loss_function)
-        self._whole = _Whole(model, self.loss_function.mean) if self.loss_function.whole_batch else None
         if not self.loss_function.whole_batch:
             self.loss_function = in_double(self.loss_function)
+        self._check_arguments(parameters, dtype)
         self._cast_inputs = dtype is not None
-        self.parameters, self.fixed = self._collect(parameters, dtype)
+        with torch.inference_mode(False):  # tensors made inside it cannot record gradients
+            self.parameters, self.fixed = self._collect(parameters, dtype)
+        self._run_in(replica(model) or model)
         reference = next(iter(self.parameters.values()))
         self.dtype, self.device = reference.dtype, reference.device
         self.ranks = current_ranks(distributed)
@@ -123,6 +126,22 @@ class Problem:
             self._counts = self._batch_counts()
         self.samples = self.data.samples
         self.total_count = sum(self._counts) if self._whole is None else self.ranks.total(sum(self._counts))
+
+    def _run_in(self, module: nn.Module) -> None:
+        """Compute in this module: a stand-in for the caller's, or the caller's own where that cannot stand in."""
+        self._module = module
+        self._whole = _Whole(module, self.loss_function.mean) if self.loss_function.whole_batch else None
+
+    def run_in_the_callers_module(self) -> bool:
+        """Swap parameters in the caller's own module from now on; False where that is done already."""
+        already = self._module is self.model
+        self._run_in(self.model)
+        return not already
+
+    def callers_parameters(self) -> Parameters:
+        """The caller's own tensors behind the parameters that are measured."""
+        named = dict(self.model.named_parameters())
+        return {name: named[name] for name in self.parameters}
 
     # --- the function --------------------------------------------------------------------------------------------
 
@@ -158,7 +177,7 @@ class Problem:
             batch = batch.map(Tensor.clone)
         args, kwargs = _arguments(batch.inputs)
         with self._plain:
-            outputs = functional_call(self.model, self._tensors(parameters), args, kwargs)
+            outputs = functional_call(self._module, self._tensors(parameters), args, kwargs)
         return outputs if self.loss_function.check is None else logits_of(outputs)
 
     def chunk_outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
@@ -254,7 +273,7 @@ class Problem:
 
     def undisturbed(self) -> contextlib.AbstractContextManager[None]:
         """Eval mode inside; the caller's mode and random state back on the way out, whatever happens."""
-        return undisturbed(self.model)
+        return undisturbed(self._module)
 
     def _unwrapped(self, model: Any) -> nn.Module:
         """The module beneath torch.compile, a data-parallel wrapper or an exported program: second derivatives and
@@ -275,10 +294,11 @@ class Problem:
     # --- collecting ----------------------------------------------------------------------------------------------
 
     def _collect(self, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> tuple[Parameters, Parameters]:
-        """The parameters to measure, and every other tensor the model needs, in the precision of the measurement."""
+        """The parameters to measure, and every other tensor the model needs, in the precision of the measurement.
+
+        The former and buffers are copies, so that a network that writes into them writes into nothing of the caller's.
+        """
         named = dict(self.model.named_parameters())
-        if not named:
-            raise SpiritLevelError("the model has no parameters, so there is nothing to measure")
         chosen = _matching(named, patterns) if patterns is not None else set(named)
         if not any(named[name].requires_grad for name in chosen):
             raise SpiritLevelError(
@@ -291,10 +311,23 @@ class Problem:
         precision = dtype or self._within_range(self._precision(tensors.values()), named.values())
         moved = {name: _as_precision(tensor.detach(), precision) for name, tensor in tensors.items()}
         for name, tensor in moved.items():
-            checks.check_finite(name, tensor)
-        free = {name: moved[name] for name in named if name in chosen and named[name].requires_grad}
+            checks.check_finite(name, tensor, masks=name not in named)
+        free = {name: _own(moved[name], named[name]) for name in named if name in chosen and named[name].requires_grad}
         buffers = {name: moved[name].clone() for name in dict(self.model.named_buffers())}
-        return free, {**{name: moved[name] for name in named if name not in free}, **buffers}
+        frozen = {name: _normal(moved[name]) for name in named if name not in free}
+        return free, {**frozen, **buffers}
+
+    def _check_arguments(self, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> None:
+        if next(self.model.parameters(), None) is None:
+            raise SpiritLevelError("the model has no parameters, so there is nothing to measure")
+        if patterns is not None and not patterns:
+            raise SpiritLevelError(
+                "parameters is empty, so there is nothing to measure: name some, or leave it out for all trainable ones"
+            )
+        if dtype not in (None, torch.float32, torch.float64):
+            raise SpiritLevelError(
+                f"dtype must be torch.float32 or torch.float64, got {dtype}: half precision cannot carry second derivatives"
+            )
 
     def _precision(self, tensors: Any) -> torch.dtype:
         """The widest precision the model uses, at least single: half precision cannot carry second derivatives."""
@@ -464,6 +497,16 @@ def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
             raise SpiritLevelError(f"no parameter matches {pattern!r}; the model has {', '.join(list(named)[:8])}, …")
         chosen.update(found)
     return chosen
+
+
+def _own(tensor: Tensor, callers: Tensor) -> Tensor:
+    """A copy, unless the change of precision has made one."""
+    return tensor if tensor.dtype != callers.dtype else tensor.clone()
+
+
+def _normal(tensor: Tensor) -> Tensor:
+    """A tensor that autograd can save: those made in inference mode it cannot."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:

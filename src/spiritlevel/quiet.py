@@ -1,8 +1,9 @@
-"""Running a caller's model without leaving a trace in it."""
+"""Running a model without leaving a trace in it, or in anything else that outlives the run."""
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,61 +14,115 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
+# A name in a module or class, and what stands for it meanwhile.
+Patch = tuple[Any, str, Any]
 
-@contextmanager
-def _keeping_activations() -> Iterator[None]:
-    """Gradient checkpointing switched off: recomputing happens in the backward pass, when swapped parameters are gone.
 
-    Both forms of `torch.utils.checkpoint.checkpoint` look these names up when they are called.
+def _nothing_to_recompute(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+class _Direct:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+_enter_autocast = torch.amp.autocast_mode.autocast.__enter__
+
+
+def _enter_without_effect(self: Any) -> Any:
+    """Enter an autocast block and switch it off at once. Leaving it puts back what was before, as always.
+
+    Every form of autocast (as a block or a decorator, `torch.cuda.amp`) enters through this method and names its kind of
+    device in `device`; if torch changes that, the test of a network with autocast in its forward pass fails.
     """
+    entered = _enter_autocast(self)
+    torch.set_autocast_enabled(self.device, False)
+    return entered
 
-    def nothing_to_recompute(*args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
 
-    class Direct:
-        @staticmethod
-        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-            return function(*args)
+def _patches() -> list[Patch]:
+    """Gradient checkpointing and autocast without effect.
 
-    replaced = {"_checkpoint_without_reentrant_generator": nothing_to_recompute, "CheckpointFunction": Direct}
-    before = {name: getattr(checkpoint, name) for name in replaced if hasattr(checkpoint, name)}
-    try:
-        for name in before:
-            setattr(checkpoint, name, replaced[name])
-        yield
-    finally:
-        for name, original in before.items():
-            setattr(checkpoint, name, original)
+    Recomputing happens in the backward pass, when swapped parameters are gone; both forms of
+    `torch.utils.checkpoint.checkpoint` look these names up when they are called. Autocast would round every activation.
+    """
+    wanted: list[Patch] = [
+        (checkpoint, "_checkpoint_without_reentrant_generator", _nothing_to_recompute),
+        (checkpoint, "CheckpointFunction", _Direct),
+        (torch.amp.autocast_mode.autocast, "__enter__", _enter_without_effect),
+    ]
+    return [patch for patch in wanted if hasattr(patch[0], patch[1])]
+
+
+class _State:
+    """All that a run may change: modes and tables of the modules, random states, names that are patched."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tables, self._entries = _tables(model)
+        self._compiled = [(part, part.training) for part in model.modules() if isinstance(part, torch.jit.ScriptModule)]
+        self._random, self._numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        self._torch = torch.get_rng_state()
+        devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+        self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices]
+        self._fast = torch.backends.mha.get_fastpath_enabled()
+        self._patched = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches()]
+        self._back = False
+
+    def put_back(self) -> None:
+        """Once; called again, it does what an interruption has cut short."""
+        if self._back:
+            return
+        deque(map(dict.update, self._tables, self._entries), maxlen=0)  # one step, which Ctrl-C cannot divide
+        for module, training in self._compiled:
+            module.training = training
+        for owner, name, original in self._patched:
+            setattr(owner, name, original)
+        torch.backends.mha.set_fastpath_enabled(self._fast)
+        random.setstate(self._random)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        torch.set_rng_state(self._torch)
+        for device, state in self._cuda:
+            torch.cuda.set_rng_state(state, device)
+        self._back = True
+
+
+def _tables(model: nn.Module) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tables of every module that has them in Python, and the entries that they hold now."""
+    live: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
+    for module in model.modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            live += [vars(module), module._parameters, module._buffers]
+            entries += [{"training": module.training}, dict(module._parameters), dict(module._buffers)]
+    return live, entries
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode, full precision, plain attention kernels and no recomputing inside; modes and every random state back on
-    the way out.
+    """Eval mode, full precision, plain attention kernels and no recomputing inside; modes, parameters and every random
+    state back on the way out, also where Ctrl-C arrives on that way.
 
     The fused attention kernels and the fast path of transformers have no second derivative; autocast, which a caller may
-    still have on from training, would round every activation.
+    still have on from training or use in the network, would round every activation.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    fast = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as quiet:
-        quiet.enter_context(torch.inference_mode(False))
-        quiet.enter_context(torch.random.fork_rng(devices=devices))
-        quiet.enter_context(sdpa_kernel(SDPBackend.MATH))
-        quiet.enter_context(_keeping_activations())
-        for kind in {"cpu", *(p.device.type for p in model.parameters())}:
-            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-                quiet.enter_context(torch.autocast(kind, enabled=False))
+    before = _State(model)
+    try:
         try:
-            torch.backends.mha.set_fastpath_enabled(False)
-            for module, _ in modes:
-                module.training = False
-            yield
+            with ExitStack() as quiet:
+                quiet.enter_context(torch.inference_mode(False))
+                quiet.enter_context(sdpa_kernel(SDPBackend.MATH))
+                for kind in {"cpu", *(p.device.type for p in model.parameters())}:
+                    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                        quiet.enter_context(torch.autocast(kind, enabled=False))
+                for owner, name, replacement in _patches():
+                    setattr(owner, name, replacement)
+                torch.backends.mha.set_fastpath_enabled(False)
+                for module in model.modules():
+                    module.training = False
+                yield
         finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-            for module, training in modes:
-                module.training = training
-            random.setstate(state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
+            before.put_back()
+    finally:
+        before.put_back()  # an interruption may have cut the first short

@@ -52,6 +52,8 @@ class PlainDerivatives(TorchFunctionMode):
     ) -> Any:
         function, args, kwargs = as_written(function, args, kwargs or {})
         name = function_name(function)
+        if function is Tensor.__float__:  # a number for Python: `float(x)` is no cast, though `x.float()` is
+            return function(*args)
         if name == "embedding":
             return self._lookup(function, args, kwargs)
         if name in ACCURATE:

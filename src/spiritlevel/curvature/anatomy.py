@@ -120,7 +120,7 @@ def examine(problem: Problem) -> Anatomy:
             if name in problem.parameters and name not in small.mixed and found and None not in found
         }
         spread = sum(math.prod(shape) for name, shape in small.calls if name in layers and len(shape) > 2) // 2
-        sizes = {name: layer.matrix(problem.parameters[name])[0, 0].numel() for name, layer in layers.items()}
+        sizes = {name: layer.matrix(problem.parameters[name]).shape[2:].numel() for name, layer in layers.items()}
         work = sum(math.prod(shape) * sizes[name] for name, shape in small.calls if name in layers) // 2
         anatomy = Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread, work)
         return _confirmed(problem, joined(anatomy, problem.survey.seen), two)

@@ -1,0 +1,159 @@
+"""A stand-in for the caller's module: the same structure, into which other tensors can be put.
+
+Swapping tensors inside the caller's own module would leave them there if Ctrl-C arrived before they are put back. The
+stand-in has its own tables of parameters, buffers, submodules and hooks; tensors and everything else are shared.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+# What a module looks up by name and may change while it runs: always tables of the stand-in's own.
+TABLES = ("_parameters", "_buffers", "_modules")
+# Operations that ask a tensor only for its shape, precision or device, wherever it stands among their arguments, …
+ASK_NO_VALUES = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"}
+ASK_NO_VALUES |= {"new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"}
+# … and those whose first argument alone gives values.
+FIRST_GIVES_VALUES = {"to", "type_as", "view_as", "reshape_as", "expand_as"}
+
+
+def replica(module: nn.Module) -> nn.Module | None:
+    """A module of the same structure; None where a part of it lives outside Python and cannot be copied."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        return None
+    copied: nn.Module = _Copying(module).of(module)
+    return copied
+
+
+class _Copying:
+    """Copies whatever leads to a module of the tree, each thing once; what does not is shared."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._inside = {id(part) for part in root.modules()}
+        self._made: dict[int, Any] = {}
+        self._alive: list[Any] = []  # an id is good only while its object lives
+
+    def of(self, thing: Any) -> Any:
+        if id(thing) not in self._made:
+            self._alive.append(thing)
+            self._made[id(thing)] = thing  # a cycle finds the thing itself unless a module closes it
+            self._made[id(thing)] = self._copy(thing)
+        return self._made[id(thing)]
+
+    def _copy(self, thing: Any) -> Any:
+        if isinstance(thing, nn.Module):
+            return self._module(thing) if id(thing) in self._inside else thing
+        if isinstance(thing, types.MethodType):
+            owner = self.of(thing.__self__)
+            return thing if owner is thing.__self__ else types.MethodType(thing.__func__, owner)
+        if isinstance(thing, types.FunctionType):
+            return self._function(thing)
+        if type(thing) is functools.partial:
+            parts = self.of((thing.func, *thing.args)), self.of(dict(thing.keywords))
+            return functools.partial(*parts[0], **parts[1])
+        if type(thing) in (list, tuple):
+            parts = [self.of(entry) for entry in thing]
+            return type(thing)(parts) if _differ(parts, thing) else thing
+        if isinstance(thing, dict) and not isinstance(thing, nn.Module):
+            parts = [self.of(entry) for entry in thing.values()]
+            return _filled(thing, parts) if _differ(parts, thing.values()) else thing
+        return thing
+
+    def _module(self, module: nn.Module) -> nn.Module:
+        copied: nn.Module = object.__new__(type(module))  # a class may build something else in its own __new__
+        self._made[id(module)] = copied
+        inside = vars(copied)
+        for name, value in vars(module).items():
+            inside[name] = dict(value) if name in TABLES else value
+        for name, value in vars(module).items():
+            if name not in TABLES[:2]:
+                inside[name] = {key: self.of(part) for key, part in value.items()} if name in TABLES else self.of(value)
+        return copied
+
+    def _function(self, function: types.FunctionType) -> Any:
+        """A closure over a module of the tree, such as `lambda x: self.inner(x)`, over its copy instead."""
+        cells = function.__closure__ or ()
+        contents = [_content(cell) for cell in cells]
+        parts = [self.of(content) for content in contents]
+        if not _differ(parts, contents):
+            return function
+        closure = tuple(types.CellType(part) for part in parts)
+        copied = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, closure
+        )
+        copied.__kwdefaults__ = function.__kwdefaults__
+        copied.__dict__.update(function.__dict__)
+        return copied
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that has no value yet
+        return None
+
+
+def _differ(parts: Any, before: Any) -> bool:
+    return any(a is not b for a, b in zip(parts, before, strict=True))
+
+
+def _filled(table: dict[Any, Any], parts: list[Any]) -> dict[Any, Any]:
+    """A table of the same kind with other entries."""
+    copied: dict[Any, Any] = table.copy()
+    copied.update(zip(table, parts, strict=True))
+    return copied
+
+
+# --- does anything reach the caller's own tensors? -------------------------------------------------------------------
+
+
+class Watch(TorchFunctionMode):
+    """Records which of these tensors are read while it is active. Asking for a shape or a precision is no reading."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+        self._names = {id(tensor): name for name, tensor in tensors.items()}
+        self._places = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items() if tensor.numel()}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        if name not in ASK_NO_VALUES and any(map(_holds_values, tree_leaves(result))):
+            asked = args[:1] if name in FIRST_GIVES_VALUES else (args, kwargs)
+            self.read.update(found for leaf in tree_leaves(asked) if (found := self._name(leaf)) is not None)
+        return result
+
+    def _name(self, leaf: Any) -> str | None:
+        if not isinstance(leaf, Tensor):
+            return None
+        if id(leaf) in self._names:
+            return self._names[id(leaf)]
+        try:
+            return self._places.get(leaf.untyped_storage().data_ptr())
+        except (RuntimeError, NotImplementedError):  # sparse tensors and those inside transforms have no storage
+            return None
+
+
+def _holds_values(leaf: Any) -> bool:
+    """Whether a result can carry numbers of a tensor: shapes, precisions, flags and counts cannot."""
+    return isinstance(leaf, Tensor) or not isinstance(leaf, int | str | type(None) | torch.dtype | torch.device)
+
+
+@contextmanager
+def watching(tensors: Mapping[str, Tensor]) -> Iterator[set[str]]:
+    """The names of the tensors that are read inside, as they are found."""
+    watch = Watch(tensors)
+    with watch:
+        yield watch.read
