@@ -75,8 +75,8 @@ class Data:
             return
         known = self._fingerprints
         index = -1
-        for index, entry in enumerate(self._source):
-            batch = _as_batch(entry)
+        full = (batch for batch in map(_as_batch, self._source) if len(batch))  # an empty batch has no part in a mean
+        for index, batch in enumerate(full):
             if known is not None and (index >= len(known) or not _same(_fingerprint(batch), known[index])):
                 raise NondeterministicError(self._changed(f"batch {index} differs from the pass before"))
             yield batch
@@ -124,6 +124,25 @@ class Data:
                 chosen.append(batch.map(lambda leaf, rows=rows: leaf[rows.to(leaf.device)]))  # type: ignore[misc]
         whole = join(chosen)
         return Data(chosen if whole is None else (whole.inputs, whole.targets))
+
+    def spread(self, count: int) -> list[Batch]:
+        """About `count` samples, evenly spaced over a pass, and one of every label that comes up, up to `count` more.
+
+        In the order of a pass, as one batch where the shapes allow it.
+        """
+        places = {(2 * i + 1) * self.samples // (2 * count) for i in range(count)}
+        seen: set[tuple[int, ...]] = set()
+        chosen: list[Batch] = []
+        start = 0
+        for batch in self:
+            rows = {place - start for place in places if start <= place < start + len(batch)}
+            rows |= _new_labels(batch.targets, seen, count)
+            start += len(batch)
+            if rows:
+                index = torch.tensor(sorted(rows))
+                chosen.append(batch.map(lambda leaf, index=index: leaf[index.to(leaf.device)]))  # type: ignore[misc]
+        whole = _join(chosen)
+        return chosen if whole is None else [whole]
 
     def _changed(self, what: str) -> str:
         cause = "the loader shuffles (shuffle=True)" if self.shuffles else "shuffling or random augmentation"
@@ -179,7 +198,12 @@ def _as_pair(source: Any) -> Batch | None:
         or (isinstance(source, list) and y.dim() == 0)
     ):
         return None
-    return Batch(x, y)
+    return Batch(x, y).map(_normal)
+
+
+def _normal(tensor: Tensor) -> Tensor:
+    """A tensor that autograd can save: those made in inference mode it cannot."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _re_iterable(source: Any) -> Iterable[Any]:
@@ -199,10 +223,10 @@ def _as_batch(entry: Any) -> Batch:
     if isinstance(entry, Batch):
         return entry
     if isinstance(entry, Mapping):
-        return Batch(dict(entry), None)
+        return Batch(dict(entry), None).map(_normal)
     if isinstance(entry, Sequence) and len(entry) >= 2 and isinstance(entry[-1], Tensor):
         inputs = entry[0] if len(entry) == 2 else tuple(entry[:-1])
-        return Batch(inputs, entry[-1])
+        return Batch(inputs, entry[-1]).map(_normal)
     raise SpiritLevelError(
         f"a batch must be a pair (inputs, targets) or a dict, got {type(entry).__name__}"
         + (f" of length {len(entry)}" if isinstance(entry, Sequence) else "")
@@ -245,7 +269,7 @@ def _fingerprint(batch: Batch) -> tuple[float, ...]:
     sums: list[float] = []
     for leaf in tree_leaves((batch.inputs, batch.targets)):
         if isinstance(leaf, Tensor):
-            numbers = leaf.detach().to(torch.float64).reshape(len(leaf) if leaf.dim() else 1, -1)
+            numbers = leaf.detach().to(torch.float64).reshape(len(leaf) if leaf.dim() else 1, leaf.shape[1:].numel())
             weighted = _weights(numbers.shape[0], numbers.device) @ numbers @ _weights(numbers.shape[1], numbers.device)
             sums += [*map(float, leaf.shape), float(weighted), float(numbers.square().sum())]
     return tuple(sums)
@@ -254,6 +278,21 @@ def _fingerprint(batch: Batch) -> tuple[float, ...]:
 def _weights(size: int, device: torch.device) -> Tensor:
     """Numbers of order one of which no two are alike."""
     return torch.arange(1, size + 1, dtype=torch.float64, device=device).mul_(2**0.5).cos_()
+
+
+def _new_labels(targets: Tensor | None, seen: set[tuple[int, ...]], most: int) -> set[int]:
+    """The first sample of every label not `seen` before (of every pair of least and largest where it has several)."""
+    if targets is None or targets.is_floating_point() or targets.dim() == 0 or len(seen) >= most or not targets.numel():
+        return set()
+    labels = targets.reshape(len(targets), -1)
+    pairs, inverse = torch.stack([labels.amin(1), labels.amax(1)], 1).cpu().unique(dim=0, return_inverse=True)
+    first = torch.full((len(pairs),), len(targets)).scatter_reduce_(0, inverse, torch.arange(len(targets)), "amin")
+    rows: set[int] = set()
+    for pair, row in zip(map(tuple, pairs.tolist()), first.tolist(), strict=True):
+        if pair not in seen and len(seen) < most:
+            seen.add(pair)
+            rows.add(row)
+    return rows
 
 
 def _same(first: tuple[float, ...], second: tuple[float, ...]) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,14 @@ from torch.utils._pytree import tree_leaves
 
 from spiritlevel.batches import Batch
 from spiritlevel.errors import NondeterministicError, SpiritLevelError
+from spiritlevel.replica import watching
+from spiritlevel.rewrites import with_plain_derivatives
 
 if TYPE_CHECKING:
     from spiritlevel.problem import Problem
 
+# So many samples, spread over the data, and as many with other labels are looked at beside the first ones.
+SPREAD = 8
 
 def check_model(problem: Problem) -> None:
     """One small batch through the network, several times: finite, deterministic, sample by sample, a mean."""
@@ -31,11 +36,29 @@ def check_model(problem: Problem) -> None:
         return
     batch = batch[:8].map(Tensor.clone)
     with torch.no_grad():
-        with _watching_buffers(problem):
-            outputs = _first_outputs(problem, batch)
+        outputs = _alone(problem, lambda: _first_outputs(problem, batch))
         _check_outputs(outputs)
         _check_deterministic(problem, outputs, batch)
         _check_loss(problem, outputs, batch)
+        for spread in problem.spread_samples(SPREAD):
+            _check_mean_elsewhere(problem, spread)
+
+
+def _alone(problem: Problem, call: Callable[[], Any]) -> Any:
+    """The first call, which must compute with the parameters it is given and write into none of them.
+
+    Code that reaches the caller's own module past the stand-in (a helper object, a global name) needs the parameters there.
+    """
+    while True:
+        with _watching_buffers(problem), _watching_parameters(problem), watching(problem.callers_parameters()) as read:
+            found = call()
+        if not read:
+            return found
+        if not problem.run_in_the_callers_module():
+            raise SpiritLevelError(
+                f"the network reads {min(read)!r} of your model past the module it belongs to (from a tensor that was taken "
+                "out of it), so that it cannot be computed with other weights: read it from the module in forward"
+            )
 
 
 @contextmanager
@@ -43,9 +66,25 @@ def _watching_buffers(problem: Problem) -> Iterator[None]:
     """Buffers that change inside are put back, now and before every call from then on."""
     kept = {name: tensor.clone() for name, tensor in problem.fixed.items()}
     yield
-    if any(not torch.equal(tensor, kept[name]) for name, tensor in problem.fixed.items()):
+    changed = [name for name, tensor in problem.fixed.items() if not torch.equal(tensor, kept[name])]
+    if changed:
+        for name in changed:
+            problem.fixed[name].copy_(kept[name])  # a frozen weight shares its memory with the caller's
         problem.fixed, problem.buffers_change = kept, True
         problem.notes.append("the model changes its own buffers when it runs; they are reset before every call")
+
+
+@contextmanager
+def _watching_parameters(problem: Problem) -> Iterator[None]:
+    """Refuse a network that writes into the parameters it is given."""
+    versions = {name: tensor._version for name, tensor in problem.parameters.items()}
+    yield
+    for name, tensor in problem.parameters.items():
+        if tensor._version != versions[name]:
+            raise SpiritLevelError(
+                f"the network writes into its own weight {name!r} when it runs, so the loss is no function of the parameters: "
+                "do that outside of forward, or in train mode only (if self.training), and measure what it leaves"
+            )
 
 
 def check_gradient(problem: Problem) -> None:
@@ -128,13 +167,15 @@ def _check_loss(problem: Problem, outputs: Any, batch: Batch) -> None:
         loss.check_outputs(outputs, 0)
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_() if isinstance(outputs, Tensor) else None
-        value = loss.mean(outputs if leaf is None else leaf, targets)
+        value = _loss_of_outputs(problem, outputs if leaf is None else leaf, targets)
     _check_scalar(value)
     if leaf is not None and not value.requires_grad:
         raise SpiritLevelError(
             f"the loss {loss.name!r} does not depend on the outputs: it returned a constant, or left torch on the way "
             "(detach, item, numpy)"
         )
+    if leaf is not None:
+        _settle_second_derivative(problem, leaf, targets)
     value = value.detach()
     half = (len(batch) + 1) // 2
     if loss.check is None and half < len(batch):
@@ -145,6 +186,71 @@ def _check_loss(problem: Problem, outputs: Any, batch: Batch) -> None:
                 f"the loss {loss.name!r} is not a mean over samples: {float(value):.6g} on {len(batch)} samples, but "
                 f"its two halves average to {float(mean):.6g}. Return the mean over the batch (not the sum), or pass "
                 "a loss of the form (model, batch) -> (mean, count), which is weighted by its own count"
+            )
+
+
+def _loss_of_outputs(problem: Problem, outputs: Any, targets: Any) -> Any:
+    """The loss, which must see the parameters through the outputs only."""
+    with watching(problem.callers_parameters()) as read:
+        value = problem.loss_function.mean(outputs, targets)
+    if read:
+        raise SpiritLevelError(
+            f"the loss {problem.loss_function.name!r} reads the model's own {min(read)!r} past the outputs, as weight decay does. "
+            "What it reads there is not moved when the parameters are, so its curvature would be left out: pass a loss of "
+            "the form (model, batch) -> (mean, count) that reads everything from the model it is given"
+        )
+    return value
+
+
+def _settle_second_derivative(problem: Problem, leaf: Tensor, targets: Any) -> None:
+    """Some losses of torch have no second derivative; they are written with operations that have one."""
+    loss = problem.loss_function
+    plain = dataclasses.replace(loss, mean=with_plain_derivatives(loss.mean))
+    for candidate in (loss, plain):
+        try:
+            with torch.enable_grad():
+                (slope,) = torch.autograd.grad(candidate.mean(leaf, targets), leaf, create_graph=True)
+                if slope.requires_grad:
+                    torch.autograd.grad(slope.sum(), leaf, allow_unused=True)
+        except RuntimeError as error:
+            failure = error
+            continue
+        problem.loss_function = candidate
+        return
+    raise SpiritLevelError(
+        f"the loss {loss.name!r} has no second derivative in torch ({str(failure).splitlines()[0]}): write it with plain "
+        "operations, or pass a loss of the form (model, batch) -> (mean, count), which differences of gradients can measure"
+    ) from failure
+
+
+def _check_mean_elsewhere(problem: Problem, batch: Batch) -> None:
+    """A loss that is given as a function must be a mean over samples from all over the data, with every label in them.
+
+    It is looked at for outputs that belong to other samples, too: what all fit well has no loss to weigh.
+    """
+    loss = problem.loss_function
+    outputs = _alone(problem, lambda: problem.outputs(problem.parameters, batch))
+    targets = batch.targets
+    _check_outputs(outputs)
+    if loss.check is not None or not isinstance(outputs, Tensor) or not outputs.dim() or len(outputs) != len(batch):
+        return
+    assert targets is not None
+    tolerance = 1e-4 if outputs.dtype == torch.float32 else 1e-8
+    generator = torch.Generator().manual_seed(0)
+    for shift in range(4):
+        order = torch.randperm(len(batch), generator=generator).to(outputs.device)
+        parts = [part for part in order.tensor_split(2) if len(part)]
+        moved = outputs.roll(shift, 0)
+        whole = float(_loss_of_outputs(problem, moved, targets))
+        counts = [float(loss.count(targets[part])) for part in parts]
+        values = [float(loss.mean(moved[part], targets[part])) for part in parts]
+        mean = sum(map(operator.mul, counts, values)) / sum(counts)
+        if abs(mean - whole) > tolerance * max(map(abs, (*values, whole))):
+            raise SpiritLevelError(
+                f"the loss {loss.name!r} is not a mean over samples: {whole:.6g} on {len(batch)} samples from all over the data, "
+                f"but two halves of them average to {mean:.6g}. With class weights or labels that do not count, pass "
+                "torch.nn.CrossEntropyLoss or NLLLoss itself; else return the mean over the batch, or pass a loss of the form "
+                "(model, batch) -> (mean, count), which is weighted by its own count"
             )
 
 
@@ -206,7 +312,11 @@ def _unsound(problem: Problem, batch: Batch) -> tuple[str, str] | None:
         return None
     generator = torch.Generator().manual_seed(0)
     signs = [torch.randint(0, 2, part.shape, generator=generator).to(part) * 2 - 1 for part in live]
-    wrong = _first_nonfinite(names, torch.autograd.grad(live, values, signs, allow_unused=True))
+    try:
+        second = torch.autograd.grad(live, values, signs, allow_unused=True)
+    except RuntimeError:  # an operation without a second derivative, which is no derivative that is not finite
+        return None
+    wrong = _first_nonfinite(names, second)
     if wrong is None:
         return None
     return (
@@ -234,8 +344,7 @@ def _point_out(problem: Problem, chunk: Batch, first: int) -> None:
 
 def _check_whole_loss(problem: Problem, batch: Batch) -> None:
     with torch.no_grad():
-        with _watching_buffers(problem):
-            first = problem.whole_loss(problem.parameters, batch)[0]
+        first = _alone(problem, lambda: problem.whole_loss(problem.parameters, batch)[0])
         second = problem.whole_loss(problem.parameters, batch)[0]
     _check_scalar(first)
     if not torch.allclose(first, second, rtol=1e-5, atol=0):

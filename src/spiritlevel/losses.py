@@ -95,6 +95,7 @@ class Loss:
         check: `(outputs, targets, first)` raises for targets that do not fit, naming the sample; `first` is its number.
         check_outputs: `(outputs, first)` raises for outputs on which the loss is not defined.
         count: The weight of a batch in the mean over all data.
+        given: What the caller passed as the loss, where that was a callable.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Loss:
     check: Callable[[Any, Any, int], None] | None = None
     check_outputs: Callable[[Tensor, int], None] | None = None
     count: Callable[[Any], int] = len
+    given: Callable[..., Any] | None = None
 
 
 def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
@@ -118,10 +120,11 @@ def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
         return BUILT_IN[loss]
     if not callable(loss):
         raise SpiritLevelError(f"loss must be a name or a callable, got {type(loss).__name__}")
-    name = getattr(loss, "__name__", type(loss).__name__)
+    named = loss.func if isinstance(loss, functools.partial) else loss
+    name = getattr(named, "__name__", type(named).__name__)
     if _takes_the_model(loss):
-        return Loss(name=name, mean=recording(loss), whole_batch=True)
-    return Loss(name=name, mean=loss)
+        return Loss(name=name, mean=recording(loss), whole_batch=True, given=loss)
+    return Loss(name=name, mean=loss, given=loss)
 
 
 def recording(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

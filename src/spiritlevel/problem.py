@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from spiritlevel import checks
 from spiritlevel.batches import Batch, Data
+from spiritlevel.derivatives import check_derivatives
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss, in_double, logits_of, recording, resolve_loss
 from spiritlevel.quiet import undisturbed
@@ -22,6 +23,7 @@ from spiritlevel.ranks import current_ranks
 from spiritlevel.replica import replica
 from spiritlevel.rewrites import PlainDerivatives
 from spiritlevel.survey import Survey, survey
+from spiritlevel.weighted import weighted_by
 
 Parameters = dict[str, Tensor]
 
@@ -103,6 +105,7 @@ class Problem:
         self.data = read_data(model, data, fix_data=fix_data)
         if self.data.first.targets is None and not self.loss_function.whole_batch:
             self.loss_function = _for_dict_batches(self.loss_function)
+        self.loss_function = weighted_by(self.loss_function, self.data)
         if not self.loss_function.whole_batch:
             self.loss_function = in_double(self.loss_function)
         self._check_arguments(parameters, dtype)
@@ -113,7 +116,7 @@ class Problem:
         reference = next(iter(self.parameters.values()))
         self.dtype, self.device = reference.dtype, reference.device
         self.ranks = current_ranks(distributed)
-        self.buffers_change = self.inputs_change = False
+        self.buffers_change = self.inputs_change = self._derivatives_checked = False
         self.chunk_size = 1
         self._plain: contextlib.AbstractContextManager[Any] = PlainDerivatives()
         with self.undisturbed():
@@ -156,6 +159,7 @@ class Problem:
 
     def gradient(self, parameters: Mapping[str, Tensor] | None = None) -> tuple[float, Parameters]:
         """L(θ) and ∇L(θ), streamed over the data."""
+        self.check_derivatives()
         leaves = self.leaves(parameters)
         sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
         total = 0.0
@@ -248,6 +252,16 @@ class Problem:
             leaf = outputs.detach().requires_grad_()
             (slope,) = torch.autograd.grad(self.loss_function.mean(leaf, batch.targets), leaf)
         return slope * len(batch)
+
+    def spread_samples(self, count: int) -> list[Batch]:
+        """About `count` samples spread over all data and one of every further label, in as few batches as shapes allow."""
+        return [self._placed(batch) for batch in self.data.spread(count)]
+
+    def check_derivatives(self) -> None:
+        """Refuse, once, where the gradient is not that of the loss. Whatever differentiates asks for this first."""
+        if not self._derivatives_checked:
+            check_derivatives(self)
+            self._derivatives_checked = True
 
     @contextlib.contextmanager
     def in_precision(self, dtype: torch.dtype) -> Iterator[Callable[[Batch], Batch]]:

@@ -1,13 +1,14 @@
 """Operations whose derivatives torch lacks, gets wrong or rounds away, written with operations where they are right.
 
-`_weight_norm` has a double backward that is silently wrong; hard sigmoid and embedding bags have none. Sparse gradients
-and those scaled by frequency are no gradients that can be differentiated again. The losses in `ACCURATE` have derivatives
+`_weight_norm` has a double backward that is silently wrong; hard sigmoid, embedding bags and margin losses have
+none. Sparse gradients and those scaled by frequency are no gradients that can be differentiated again. The losses in `ACCURATE` have derivatives
 that are rounded away where a network is certain. (The fused attention kernels, which have no second derivative either,
 are avoided by choosing the plain one.)
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -95,6 +96,17 @@ class PlainDerivatives(TorchFunctionMode):
             self.used.add("embedding")
         result: Tensor = function(indices, weight, padding)
         return result
+
+
+def with_plain_derivatives(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, computed by operations whose second derivative is right."""
+
+    @functools.wraps(function)
+    def rewritten(*args: Any) -> Any:
+        with PlainDerivatives():
+            return function(*args)
+
+    return rewritten
 
 
 def _in_full_precision(
@@ -199,10 +211,51 @@ def _exported_embedding_bag(
     return bags, None, None, None
 
 
+def _multi_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Σ over the other classes j of w_y max(0, margin − x_y + x_j)^p, over the number of classes."""
+    x, y = torch.atleast_2d(input), torch.atleast_1d(target).unsqueeze(1)
+    rises = (margin - x.gather(1, y) + x).clamp(min=0) ** p
+    rises = rises if weight is None else rises * weight[y]
+    return _reduced(rises.scatter(1, y, 0.0).sum(1) / x.shape[1], reduction, input.dim() < 2)
+
+
+def _multilabel_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Σ over the labels y before the first −1 and all other classes i of max(0, 1 − x_y + x_i), over the number of classes."""
+    x, y = torch.atleast_2d(input), torch.atleast_2d(target)
+    named = (y >= 0).long().cumprod(1).bool()
+    among = torch.zeros_like(x, dtype=torch.long).scatter_add(1, y.clamp(min=0), named.long()) > 0
+    rises = (1 - x.gather(1, y.clamp(min=0)).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)  # (N, labels, classes)
+    counted = named.unsqueeze(2) & ~among.unsqueeze(1)
+    return _reduced(rises.where(counted, 0.0).sum((1, 2)) / x.shape[1], reduction, input.dim() < 2)
+
+
+def _reduced(values: Tensor, reduction: str, lone: bool) -> Tensor:
+    if reduction == "none":
+        return values[0] if lone else values
+    return values.sum() if reduction == "sum" else values.mean()
+
+
 REWRITES: dict[str, Callable[..., Any]] = {
     "hardsigmoid": _hardsigmoid,
     "weight_norm": _weight_norm,
     "embedding_bag": _embedding_bag,
+    "multi_margin_loss": _multi_margin_loss,
+    "multilabel_margin_loss": _multilabel_margin_loss,
 }
 # The same functions with derivatives that keep their digits: nothing that a reader of a report needs to know of.
 ACCURATE: dict[str, Callable[..., Any]] = {

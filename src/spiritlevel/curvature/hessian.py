@@ -127,6 +127,7 @@ class HessianProducts:
         self.problem, self.objective = problem, objective
         self.flat = Flat(problem.parameters)
         self.notes: list[str] = []
+        problem.check_derivatives()
         self.method = method or self._preflight()
         copies = GRAPH_COPIES * self.flat.size * problem.parameters_like().element_size()
         self._budget = max(min(GRAPH_BUDGET, _memory(problem.device) // 8), copies) if budget is None else budget

@@ -1,0 +1,173 @@
+"""Is the gradient that autograd gives the slope of the loss? One comparison with differences of losses, in double precision.
+
+It is not behind gradient reversal, a straight-through estimator or a hook that changes gradients, nor where a parameter
+reaches the loss by a way that autograd does not record. The Hessian of such a "gradient" belongs to no function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from spiritlevel.batches import Batch
+from spiritlevel.errors import SpiritLevelError
+
+if TYPE_CHECKING:
+    from spiritlevel.problem import Problem
+
+# Samples that take part, spread over the data.
+SAMPLES = 8
+# A gradient is refused only if it disagrees at so many random points, at each of them with every step. Among many ReLUs one
+# may have its kink within a step, and where the loss is all but zero a short step drowns in rounding.
+TRIALS = 3
+
+
+@dataclass(frozen=True)
+class _Precision:
+    """Steps relative to the parameters, the agreement asked for, and a step so short that it shows rounding only."""
+
+    dtype: torch.dtype
+    steps: tuple[float, ...]
+    tolerance: float
+    tiny: float
+
+
+DOUBLE = _Precision(torch.float64, (1e-5, 1e-4, 1e-3, 1e-6), 1e-3, 1e-11)
+SINGLE = _Precision(torch.float32, (3e-3, 1e-2, 1e-3), 0.1, 1e-6)
+
+
+def check_derivatives(problem: Problem) -> None:
+    """Refuse where autograd's gradient is not the slope of the loss."""
+    batch = problem.first_chunk() if problem.whole else problem.spread_samples(SAMPLES)[0][: 2 * SAMPLES]
+    with problem.undisturbed():
+        try:
+            with problem.in_double_precision() as double:
+                _check(problem, double(batch), DOUBLE)
+        except RuntimeError as error:
+            if "dtype" not in str(error) and "type" not in str(error):
+                raise
+            _check(problem, batch, SINGLE)  # the network insists on its own precision
+
+
+@dataclass
+class _Trial:
+    """A random point near the parameters, the gradient there, and a direction in every parameter tensor."""
+
+    problem: Problem
+    batch: Batch
+    precision: _Precision
+    point: dict[str, Tensor]
+    gradient: dict[str, Tensor]
+    directions: dict[str, Tensor]
+
+    def loss(self, names: Sequence[str], step: float) -> float:
+        moved = {name: self.point[name] + step * self.directions[name] for name in names}
+        with torch.no_grad():
+            return float(self.problem.chunk_loss({**self.point, **moved}, self.batch))
+
+    def slope(self, names: Sequence[str]) -> float:
+        return sum(self._share(name) for name in names)
+
+    def size(self, names: Sequence[str]) -> float:
+        return sum(self._share(name) ** 2 for name in names) ** 0.5
+
+    def _share(self, name: str) -> float:
+        return float((self.gradient[name] * self.directions[name]).sum())
+
+    def disagreement(self, names: Sequence[str]) -> tuple[float, float] | None:
+        """Autograd's slope and the loss's, along the sum of these directions; None where some step lets them agree."""
+        slope, precision = self.slope(names), self.precision
+        allowed = precision.tolerance * self.size(list(self.point))
+        still, tiny = self.loss(names, 0.0), precision.tiny
+        rounding = max(abs(self.loss(names, h) - still - h * slope) for h in (tiny, -tiny, 2 * tiny))
+        found = slope
+        for step in precision.steps:
+            found = (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
+            if not abs(found - slope) > allowed + 4 * rounding / step:  # NaN is for others to refuse
+                return None
+        return slope, found
+
+
+def _trial(problem: Problem, batch: Batch, precision: _Precision, generator: torch.Generator) -> _Trial:
+    """The directions follow the gradient, so that entries it holds fixed (the row of an embedding's padding) stay where
+    they are; where a whole tensor has none, any direction will do."""
+    values = {name: value.to(precision.dtype) for name, value in problem.parameters.items()}
+    sizes = {name: float(value.square().mean().sqrt()) if value.numel() else 0.0 for name, value in values.items()}
+    smallest = min((size for size in sizes.values() if size > 0), default=1.0)
+
+    def random(name: str) -> Tensor:
+        drawn = torch.randn(values[name].shape, generator=generator, dtype=precision.dtype)
+        return drawn.to(values[name].device) * (sizes[name] or smallest)
+
+    point = {name: value + 1e-3 * random(name) for name, value in values.items()}
+    leaves = problem.leaves(point)
+    with torch.enable_grad():
+        loss = problem.chunk_loss(leaves, batch)
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if loss.requires_grad else ()
+    parts = dict(zip(leaves, found, strict=False))
+    gradient = {
+        name: torch.zeros_like(leaf) if parts.get(name) is None else parts[name].detach().to(precision.dtype)
+        for name, leaf in leaves.items()
+    }
+    directions = {name: _along(gradient[name], random(name), generator) for name in leaves}
+    return _Trial(problem, batch, precision, point, gradient, directions)
+
+
+def _along(gradient: Tensor, random: Tensor, generator: torch.Generator) -> Tensor:
+    """As long as the random direction, along the gradient or against it; the random one where there is no gradient."""
+    norm = gradient.norm()
+    if not bool(norm > 0):
+        return random
+    sign = 1.0 if float(torch.rand((), generator=generator)) < 0.5 else -1.0
+    return gradient * (sign * random.norm() / norm)
+
+
+def _check(problem: Problem, batch: Batch, precision: _Precision) -> None:
+    generator = torch.Generator().manual_seed(0)
+    wrong: tuple[float, float] | None = None
+    cut: tuple[float, float] | None = None
+    trial = None
+    for _ in range(TRIALS):
+        trial = _trial(problem, batch, precision, generator)
+        felt = [name for name, part in trial.gradient.items() if bool(part.any())]
+        unfelt = [name for name in trial.gradient if name not in felt]
+        wrong = trial.disagreement(felt) if felt else None
+        cut = trial.disagreement(unfelt) if unfelt else None
+        if wrong is None and cut is None:
+            return
+    assert trial is not None
+    if cut is not None:
+        _refuse_cut(trial)
+    _refuse_wrong(trial, wrong or (0.0, 0.0))
+
+
+def _refuse_cut(trial: _Trial) -> None:
+    name = next(iter(_alone(trial, felt=False)), "the parameters")
+    raise SpiritLevelError(
+        f"the loss depends on {name}, but autograd records no way from there to the loss, so that every derivative would be "
+        "zero. Likely cause: torch.no_grad() or inference_mode() around the network, or detach(), .data, item() or float() "
+        "on the way. Let autograd record it, or freeze what should not count with requires_grad_(False)"
+    )
+
+
+def _refuse_wrong(trial: _Trial, together: tuple[float, float]) -> None:
+    name, (slope, found) = next(iter(_alone(trial, felt=True).items()), ("all parameters", together))
+    raise SpiritLevelError(
+        f"the gradient of this network is not that of its loss: along a direction in {name} autograd gives a slope of "
+        f"{slope:.4g}, and the loss has {found:.4g}. Likely cause: gradient reversal, a straight-through estimator or a hook "
+        "that changes gradients, or detach() on one of several ways to the loss. There is no function of which such "
+        "derivatives are the curvature: take it out for measuring"
+    )
+
+
+def _alone(trial: _Trial, *, felt: bool) -> dict[str, tuple[float, float]]:
+    """The first parameter, of a hundred, that disagrees on its own; among those with a gradient or among those without."""
+    for name in [name for name, part in trial.gradient.items() if bool(part.any()) == felt][:100]:
+        found = trial.disagreement([name])
+        if found is not None:
+            return {repr(name): found}
+    return {}
