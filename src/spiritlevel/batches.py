@@ -198,10 +198,10 @@ def _as_pair(source: Any) -> Batch | None:
         or (isinstance(source, list) and y.dim() == 0)
     ):
         return None
-    return Batch(x, y).map(_normal)
+    return Batch(x, y).map(normal)
 
 
-def _normal(tensor: Tensor) -> Tensor:
+def normal(tensor: Tensor) -> Tensor:
     """A tensor that autograd can save: those made in inference mode it cannot."""
     return tensor.clone() if tensor.is_inference() else tensor
 
@@ -223,10 +223,10 @@ def _as_batch(entry: Any) -> Batch:
     if isinstance(entry, Batch):
         return entry
     if isinstance(entry, Mapping):
-        return Batch(dict(entry), None).map(_normal)
+        return Batch(dict(entry), None).map(normal)
     if isinstance(entry, Sequence) and len(entry) >= 2 and isinstance(entry[-1], Tensor):
         inputs = entry[0] if len(entry) == 2 else tuple(entry[:-1])
-        return Batch(inputs, entry[-1]).map(_normal)
+        return Batch(inputs, entry[-1]).map(normal)
     raise SpiritLevelError(
         f"a batch must be a pair (inputs, targets) or a dict, got {type(entry).__name__}"
         + (f" of length {len(entry)}" if isinstance(entry, Sequence) else "")
@@ -285,7 +285,7 @@ def _new_labels(targets: Tensor | None, seen: set[tuple[int, ...]], most: int) -
     if targets is None or targets.is_floating_point() or targets.dim() == 0 or len(seen) >= most or not targets.numel():
         return set()
     labels = targets.reshape(len(targets), -1)
-    pairs, inverse = torch.stack([labels.amin(1), labels.amax(1)], 1).cpu().unique(dim=0, return_inverse=True)
+    pairs, inverse = torch.stack([labels.amin(1), labels.amax(1)], 1).cpu().unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
     first = torch.full((len(pairs),), len(targets)).scatter_reduce_(0, inverse, torch.arange(len(targets)), "amin")
     rows: set[int] = set()
     for pair, row in zip(map(tuple, pairs.tolist()), first.tolist(), strict=True):

@@ -6,7 +6,9 @@ A network must give the same finite outputs for the same inputs, sample by sampl
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import numbers
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,14 +20,30 @@ from torch.utils._pytree import tree_leaves
 
 from spiritlevel.batches import Batch
 from spiritlevel.errors import NondeterministicError, SpiritLevelError
+from spiritlevel.loss_checks import check_loss, check_mean, check_scalar
 from spiritlevel.replica import watching
-from spiritlevel.rewrites import with_plain_derivatives
 
 if TYPE_CHECKING:
     from spiritlevel.problem import Problem
 
 # So many samples, spread over the data, and as many with other labels are looked at beside the first ones.
 SPREAD = 8
+
+
+def check_whole_number(name: str, value: Any, *, at_least: int | None = None) -> int:
+    """An integer of Python or NumPy as one of Python; anything else is refused."""
+    whole = None if isinstance(value, bool) or not hasattr(value, "__index__") else operator.index(value)
+    if whole is None or (at_least is not None and whole < at_least):
+        least = "" if at_least is None else f" of at least {at_least}"
+        raise SpiritLevelError(f"{name} must be a whole number{least}, got {value!r}")
+    return whole
+
+
+def check_tolerance(tolerance: Any) -> float:
+    if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real) or not 0 < float(tolerance) < 1:
+        raise SpiritLevelError(f"tolerance must be a number between 0 and 1, got {tolerance!r}")
+    return float(tolerance)
+
 
 def check_model(problem: Problem) -> None:
     """One small batch through the network, several times: finite, deterministic, sample by sample, a mean."""
@@ -39,26 +57,25 @@ def check_model(problem: Problem) -> None:
         outputs = _alone(problem, lambda: _first_outputs(problem, batch))
         _check_outputs(outputs)
         _check_deterministic(problem, outputs, batch)
-        _check_loss(problem, outputs, batch)
+        check_loss(problem, outputs, batch)
         for spread in problem.spread_samples(SPREAD):
-            _check_mean_elsewhere(problem, spread)
+            check_mean(problem, spread, _alone(problem, functools.partial(problem.outputs, problem.parameters, spread)))
+
+
+class ReachesPastTheStandIn(Exception):
+    """The network reads the caller's own parameters, past the stand-in for its module: these are their names."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__(min(names))
 
 
 def _alone(problem: Problem, call: Callable[[], Any]) -> Any:
-    """The first call, which must compute with the parameters it is given and write into none of them.
-
-    Code that reaches the caller's own module past the stand-in (a helper object, a global name) needs the parameters there.
-    """
-    while True:
-        with _watching_buffers(problem), _watching_parameters(problem), watching(problem.callers_parameters()) as read:
-            found = call()
-        if not read:
-            return found
-        if not problem.run_in_the_callers_module():
-            raise SpiritLevelError(
-                f"the network reads {min(read)!r} of your model past the module it belongs to (from a tensor that was taken "
-                "out of it), so that it cannot be computed with other weights: read it from the module in forward"
-            )
+    """A call that must compute with the parameters it is given and write into none of them."""
+    with _watching_buffers(problem), _watching_parameters(problem), watching(problem.callers_parameters()) as read:
+        found = call()
+    if read:
+        raise ReachesPastTheStandIn(read)
+    return found
 
 
 @contextmanager
@@ -158,113 +175,6 @@ def _normalizing_modules(problem: Problem) -> str:
     return f"batch normalization with the statistics of the batch, as in train mode{where}"
 
 
-def _check_loss(problem: Problem, outputs: Any, batch: Batch) -> None:
-    loss, targets = problem.loss_function, batch.targets
-    if loss.check is not None:
-        loss.check(outputs, targets, 0)
-        _check_all_targets(problem, outputs)
-    if loss.check_outputs is not None:
-        loss.check_outputs(outputs, 0)
-    with torch.enable_grad():
-        leaf = outputs.detach().requires_grad_() if isinstance(outputs, Tensor) else None
-        value = _loss_of_outputs(problem, outputs if leaf is None else leaf, targets)
-    _check_scalar(value)
-    if leaf is not None and not value.requires_grad:
-        raise SpiritLevelError(
-            f"the loss {loss.name!r} does not depend on the outputs: it returned a constant, or left torch on the way "
-            "(detach, item, numpy)"
-        )
-    if leaf is not None:
-        _settle_second_derivative(problem, leaf, targets)
-    value = value.detach()
-    half = (len(batch) + 1) // 2
-    if loss.check is None and half < len(batch):
-        parts = [problem.chunk_loss(problem.parameters, part) for part in (batch[:half], batch[half:])]
-        mean = (half * parts[0] + (len(batch) - half) * parts[1]) / len(batch)
-        if not torch.allclose(mean, value, rtol=1e-3, atol=1e-6 * float(value.abs() + 1)):
-            raise SpiritLevelError(
-                f"the loss {loss.name!r} is not a mean over samples: {float(value):.6g} on {len(batch)} samples, but "
-                f"its two halves average to {float(mean):.6g}. Return the mean over the batch (not the sum), or pass "
-                "a loss of the form (model, batch) -> (mean, count), which is weighted by its own count"
-            )
-
-
-def _loss_of_outputs(problem: Problem, outputs: Any, targets: Any) -> Any:
-    """The loss, which must see the parameters through the outputs only."""
-    with watching(problem.callers_parameters()) as read:
-        value = problem.loss_function.mean(outputs, targets)
-    if read:
-        raise SpiritLevelError(
-            f"the loss {problem.loss_function.name!r} reads the model's own {min(read)!r} past the outputs, as weight decay does. "
-            "What it reads there is not moved when the parameters are, so its curvature would be left out: pass a loss of "
-            "the form (model, batch) -> (mean, count) that reads everything from the model it is given"
-        )
-    return value
-
-
-def _settle_second_derivative(problem: Problem, leaf: Tensor, targets: Any) -> None:
-    """Some losses of torch have no second derivative; they are written with operations that have one."""
-    loss = problem.loss_function
-    plain = dataclasses.replace(loss, mean=with_plain_derivatives(loss.mean))
-    for candidate in (loss, plain):
-        try:
-            with torch.enable_grad():
-                (slope,) = torch.autograd.grad(candidate.mean(leaf, targets), leaf, create_graph=True)
-                if slope.requires_grad:
-                    torch.autograd.grad(slope.sum(), leaf, allow_unused=True)
-        except RuntimeError as error:
-            failure = error
-            continue
-        problem.loss_function = candidate
-        return
-    raise SpiritLevelError(
-        f"the loss {loss.name!r} has no second derivative in torch ({str(failure).splitlines()[0]}): write it with plain "
-        "operations, or pass a loss of the form (model, batch) -> (mean, count), which differences of gradients can measure"
-    ) from failure
-
-
-def _check_mean_elsewhere(problem: Problem, batch: Batch) -> None:
-    """A loss that is given as a function must be a mean over samples from all over the data, with every label in them.
-
-    It is looked at for outputs that belong to other samples, too: what all fit well has no loss to weigh.
-    """
-    loss = problem.loss_function
-    outputs = _alone(problem, lambda: problem.outputs(problem.parameters, batch))
-    targets = batch.targets
-    _check_outputs(outputs)
-    if loss.check is not None or not isinstance(outputs, Tensor) or not outputs.dim() or len(outputs) != len(batch):
-        return
-    assert targets is not None
-    tolerance = 1e-4 if outputs.dtype == torch.float32 else 1e-8
-    generator = torch.Generator().manual_seed(0)
-    for shift in range(4):
-        order = torch.randperm(len(batch), generator=generator).to(outputs.device)
-        parts = [part for part in order.tensor_split(2) if len(part)]
-        moved = outputs.roll(shift, 0)
-        whole = float(_loss_of_outputs(problem, moved, targets))
-        counts = [float(loss.count(targets[part])) for part in parts]
-        values = [float(loss.mean(moved[part], targets[part])) for part in parts]
-        mean = sum(map(operator.mul, counts, values)) / sum(counts)
-        if abs(mean - whole) > tolerance * max(map(abs, (*values, whole))):
-            raise SpiritLevelError(
-                f"the loss {loss.name!r} is not a mean over samples: {whole:.6g} on {len(batch)} samples from all over the data, "
-                f"but two halves of them average to {mean:.6g}. With class weights or labels that do not count, pass "
-                "torch.nn.CrossEntropyLoss or NLLLoss itself; else return the mean over the batch, or pass a loss of the form "
-                "(model, batch) -> (mean, count), which is weighted by its own count"
-            )
-
-
-def _check_all_targets(problem: Problem, outputs: Any) -> None:
-    """Labels are checked against the number of outputs on all the data, before any work is done."""
-    check, first = problem.loss_function.check, 0
-    if check is None or not isinstance(outputs, Tensor):
-        return
-    for batch in problem.data:
-        if batch.targets is not None:
-            check(outputs[:1].expand(len(batch), *outputs.shape[1:]), batch.targets.to(outputs.device), first)
-            first += len(batch)
-
-
 def refuse_nonfinite_loss(problem: Problem) -> None:
     """Look for the sample on which the loss is NaN or infinite, and raise with its number; quiet where none is.
 
@@ -346,11 +256,24 @@ def _check_whole_loss(problem: Problem, batch: Batch) -> None:
     with torch.no_grad():
         first = _alone(problem, lambda: problem.whole_loss(problem.parameters, batch)[0])
         second = problem.whole_loss(problem.parameters, batch)[0]
-    _check_scalar(first)
+    check_scalar(first)
     if not torch.allclose(first, second, rtol=1e-5, atol=0):
         raise NondeterministicError(
             f"the loss gives {float(first):.8g} and then {float(second):.8g} for the same batch in eval mode. Likely "
             f"cause: {_random_modules(problem)}"
+        )
+
+
+def check_arguments(model: nn.Module, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> None:
+    if next(model.parameters(), None) is None:
+        raise SpiritLevelError("the model has no parameters, so there is nothing to measure")
+    if patterns is not None and not patterns:
+        raise SpiritLevelError(
+            "parameters is empty, so there is nothing to measure: name some, or leave it out for all trainable ones"
+        )
+    if dtype not in (None, torch.float32, torch.float64):
+        raise SpiritLevelError(
+            f"dtype must be torch.float32 or torch.float64, got {dtype}: half precision cannot carry second derivatives"
         )
 
 
@@ -403,18 +326,6 @@ def _check_outputs(outputs: Any) -> None:
     for leaf in _leaves(outputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise SpiritLevelError("the network's outputs contain NaN or infinity on finite inputs")
-
-
-def _check_scalar(value: Any) -> None:
-    if not isinstance(value, Tensor):
-        raise SpiritLevelError(f"the loss must return a tensor, got {type(value).__name__}")
-    if value.dim() != 0:
-        raise SpiritLevelError(
-            f"loss returned a tensor of shape {tuple(value.shape)}; `measure` needs the mean over the batch: "
-            "return `loss.mean()`"
-        )
-    if not bool(torch.isfinite(value)):
-        raise SpiritLevelError(f"the loss is {float(value)} on the first batch")
 
 
 def _agree(first: Any, second: Any, tolerance: float = 1e-5) -> bool:

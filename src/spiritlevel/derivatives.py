@@ -6,6 +6,7 @@ reaches the loss by a way that autograd does not record. The Hessian of such a "
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -73,7 +74,7 @@ class _Trial:
         return sum(self._share(name) for name in names)
 
     def size(self, names: Sequence[str]) -> float:
-        return sum(self._share(name) ** 2 for name in names) ** 0.5
+        return math.hypot(*map(self._share, names))
 
     def _share(self, name: str) -> float:
         return float((self.gradient[name] * self.directions[name]).sum())
@@ -123,7 +124,7 @@ def _along(gradient: Tensor, random: Tensor, generator: torch.Generator) -> Tens
     if not bool(norm > 0):
         return random
     sign = 1.0 if float(torch.rand((), generator=generator)) < 0.5 else -1.0
-    return gradient * (sign * random.norm() / norm)
+    return gradient * float(sign * random.norm() / norm)
 
 
 def _check(problem: Problem, batch: Batch, precision: _Precision) -> None:

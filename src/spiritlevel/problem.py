@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from spiritlevel import checks
-from spiritlevel.batches import Batch, Data
+from spiritlevel.batches import Batch, Data, normal
 from spiritlevel.derivatives import check_derivatives
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss, in_double, logits_of, recording, resolve_loss
 from spiritlevel.quiet import undisturbed
 from spiritlevel.ranks import current_ranks
-from spiritlevel.replica import replica
+from spiritlevel.replica import replica, unwrapped
 from spiritlevel.rewrites import PlainDerivatives
 from spiritlevel.survey import Survey, survey
 from spiritlevel.weighted import weighted_by
@@ -98,7 +98,7 @@ class Problem:
         distributed: bool = False,
     ) -> None:
         self.notes: list[str] = []
-        model = self._unwrapped(model)
+        model = unwrapped(model, self.notes)
         self.work = Work()
         self.model = model
         self.loss_function = resolve_loss(loss)
@@ -108,7 +108,7 @@ class Problem:
         self.loss_function = weighted_by(self.loss_function, self.data)
         if not self.loss_function.whole_batch:
             self.loss_function = in_double(self.loss_function)
-        self._check_arguments(parameters, dtype)
+        checks.check_arguments(model, parameters, dtype)
         self._cast_inputs = dtype is not None
         with torch.inference_mode(False):  # tensors made inside it cannot record gradients
             self.parameters, self.fixed = self._collect(parameters, dtype)
@@ -119,6 +119,34 @@ class Problem:
         self.buffers_change = self.inputs_change = self._derivatives_checked = False
         self.chunk_size = 1
         self._plain: contextlib.AbstractContextManager[Any] = PlainDerivatives()
+        self._settle()
+        self.samples = self.data.samples
+        self.total_count = sum(self._counts) if self._whole is None else self.ranks.total(sum(self._counts))
+
+    def _run_in(self, module: nn.Module) -> None:
+        """Compute in this module: a stand-in for the caller's, or the caller's own where that cannot stand in."""
+        self.module = module
+        self._whole = _Whole(module, self.loss_function.mean) if self.loss_function.whole_batch else None
+
+    def _settle(self) -> None:
+        """Check and choose what must be known before work starts, in the caller's own module if a helper object or a
+        global name leads past the stand-in to it. What leads past that one too can only be refused."""
+        notes = list(self.notes)
+        try:
+            self._checked()
+        except checks.ReachesPastTheStandIn:
+            self._run_in(self.model)
+            self.notes[:] = notes
+            try:
+                self._checked()
+            except checks.ReachesPastTheStandIn as past:
+                raise SpiritLevelError(
+                    f"the network reads your model's {str(past)!r} past the module it belongs to (through a tensor that was "
+                    "taken out of it), so it cannot be computed with other weights: read it from the module in forward, or "
+                    "in a loss of the form (model, batch) from the model that is passed in"
+                ) from None
+
+    def _checked(self) -> None:
         with self.undisturbed():
             checks.check_model(self)
             self._settle_rewrites()
@@ -127,22 +155,9 @@ class Problem:
             if self.ranks.size > 1:
                 self._check_ranks()
             self._counts = self._batch_counts()
-        self.samples = self.data.samples
-        self.total_count = sum(self._counts) if self._whole is None else self.ranks.total(sum(self._counts))
-
-    def _run_in(self, module: nn.Module) -> None:
-        """Compute in this module: a stand-in for the caller's, or the caller's own where that cannot stand in."""
-        self._module = module
-        self._whole = _Whole(module, self.loss_function.mean) if self.loss_function.whole_batch else None
-
-    def run_in_the_callers_module(self) -> bool:
-        """Swap parameters in the caller's own module from now on; False where that is done already."""
-        already = self._module is self.model
-        self._run_in(self.model)
-        return not already
 
     def callers_parameters(self) -> Parameters:
-        """The caller's own tensors behind the parameters that are measured."""
+        """The caller's own tensors behind those that are measured."""
         named = dict(self.model.named_parameters())
         return {name: named[name] for name in self.parameters}
 
@@ -181,7 +196,7 @@ class Problem:
             batch = batch.map(Tensor.clone)
         args, kwargs = _arguments(batch.inputs)
         with self._plain:
-            outputs = functional_call(self._module, self._tensors(parameters), args, kwargs)
+            outputs = functional_call(self.module, self._tensors(parameters), args, kwargs)
         return outputs if self.loss_function.check is None else logits_of(outputs)
 
     def chunk_outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
@@ -287,23 +302,7 @@ class Problem:
 
     def undisturbed(self) -> contextlib.AbstractContextManager[None]:
         """Eval mode inside; the caller's mode and random state back on the way out, whatever happens."""
-        return undisturbed(self._module)
-
-    def _unwrapped(self, model: Any) -> nn.Module:
-        """The module beneath torch.compile, a data-parallel wrapper or an exported program: second derivatives and
-        sums over processes pass through none of them."""
-        while True:
-            if isinstance(model, torch.export.ExportedProgram):
-                model, wrapper = model.module(), "the exported program"
-            elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-                model, wrapper = model._orig_mod, "torch.compile"
-            elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-                model, wrapper = model.module, type(model).__name__
-            elif isinstance(model, nn.Module):
-                return model
-            else:
-                raise SpiritLevelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-            self.notes.append(f"measured the module beneath {wrapper}")
+        return undisturbed(self.module)
 
     # --- collecting ----------------------------------------------------------------------------------------------
 
@@ -328,20 +327,8 @@ class Problem:
             checks.check_finite(name, tensor, masks=name not in named)
         free = {name: _own(moved[name], named[name]) for name in named if name in chosen and named[name].requires_grad}
         buffers = {name: moved[name].clone() for name in dict(self.model.named_buffers())}
-        frozen = {name: _normal(moved[name]) for name in named if name not in free}
+        frozen = {name: normal(moved[name]) for name in named if name not in free}
         return free, {**frozen, **buffers}
-
-    def _check_arguments(self, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> None:
-        if next(self.model.parameters(), None) is None:
-            raise SpiritLevelError("the model has no parameters, so there is nothing to measure")
-        if patterns is not None and not patterns:
-            raise SpiritLevelError(
-                "parameters is empty, so there is nothing to measure: name some, or leave it out for all trainable ones"
-            )
-        if dtype not in (None, torch.float32, torch.float64):
-            raise SpiritLevelError(
-                f"dtype must be torch.float32 or torch.float64, got {dtype}: half precision cannot carry second derivatives"
-            )
 
     def _precision(self, tensors: Any) -> torch.dtype:
         """The widest precision the model uses, at least single: half precision cannot carry second derivatives."""
@@ -516,11 +503,6 @@ def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
 def _own(tensor: Tensor, callers: Tensor) -> Tensor:
     """A copy, unless the change of precision has made one."""
     return tensor if tensor.dtype != callers.dtype else tensor.clone()
-
-
-def _normal(tensor: Tensor) -> Tensor:
-    """A tensor that autograd can save: those made in inference mode it cannot."""
-    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:

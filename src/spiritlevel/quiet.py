@@ -37,7 +37,7 @@ def _enter_without_effect(self: Any) -> Any:
     Every form of autocast (as a block or a decorator, `torch.cuda.amp`) enters through this method and names its kind of
     device in `device`; if torch changes that, the test of a network with autocast in its forward pass fails.
     """
-    entered = _enter_autocast(self)
+    entered = _enter_autocast(self)  # type: ignore[no-untyped-call]
     torch.set_autocast_enabled(self.device, False)
     return entered
 

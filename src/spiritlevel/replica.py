@@ -17,13 +17,34 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from spiritlevel.errors import SpiritLevelError
+
 # What a module looks up by name and may change while it runs: always tables of the stand-in's own.
 TABLES = ("_parameters", "_buffers", "_modules")
+# What cannot lead to a module; tables of words and numbers may be long.
+SIMPLE = (Tensor, str, bytes, int, float, type(None))
 # Operations that ask a tensor only for its shape, precision or device, wherever it stands among their arguments, …
 ASK_NO_VALUES = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"}
 ASK_NO_VALUES |= {"new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"}
 # … and those whose first argument alone gives values.
 FIRST_GIVES_VALUES = {"to", "type_as", "view_as", "reshape_as", "expand_as"}
+
+
+def unwrapped(model: Any, notes: list[str]) -> nn.Module:
+    """The module beneath torch.compile, a data-parallel wrapper or an exported program: second derivatives and
+    sums over processes pass through none of them."""
+    while True:
+        if isinstance(model, torch.export.ExportedProgram):
+            model, wrapper = model.module(), "the exported program"
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model, wrapper = model._orig_mod, "torch.compile"
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model, wrapper = model.module, type(model).__name__
+        elif isinstance(model, nn.Module):
+            return model
+        else:
+            raise SpiritLevelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        notes.append(f"measured the module beneath {wrapper}")
 
 
 def replica(module: nn.Module) -> nn.Module | None:
@@ -43,6 +64,8 @@ class _Copying:
         self._alive: list[Any] = []  # an id is good only while its object lives
 
     def of(self, thing: Any) -> Any:
+        if isinstance(thing, SIMPLE):
+            return thing
         if id(thing) not in self._made:
             self._alive.append(thing)
             self._made[id(thing)] = thing  # a cycle finds the thing itself unless a module closes it
@@ -58,8 +81,7 @@ class _Copying:
         if isinstance(thing, types.FunctionType):
             return self._function(thing)
         if type(thing) is functools.partial:
-            parts = self.of((thing.func, *thing.args)), self.of(dict(thing.keywords))
-            return functools.partial(*parts[0], **parts[1])
+            return functools.partial(self.of(thing.func), *map(self.of, thing.args), **self.of(thing.keywords))
         if type(thing) in (list, tuple):
             parts = [self.of(entry) for entry in thing]
             return type(thing)(parts) if _differ(parts, thing) else thing
@@ -111,6 +133,18 @@ def _filled(table: dict[Any, Any], parts: list[Any]) -> dict[Any, Any]:
     copied: dict[Any, Any] = table.copy()
     copied.update(zip(table, parts, strict=True))
     return copied
+
+
+def remembered(module: nn.Module) -> dict[str, Tensor]:
+    """Tensors that the modules keep in plain attributes, such as what a forward pass left there."""
+    return {
+        f"{path}.{name}".lstrip("."): leaf
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if name not in TABLES
+        for leaf in (tree_leaves(value) if isinstance(value, list | tuple | dict) else [value])
+        if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter)
+    }
 
 
 # --- does anything reach the caller's own tensors? -------------------------------------------------------------------

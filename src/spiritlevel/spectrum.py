@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.checks import check_tolerance, check_whole_number
 from spiritlevel.curvature.density import (
     Extreme,
     Products,
@@ -179,11 +180,12 @@ def spectrum(
     >>> [round(each.value, 4) for each in spectrum(model, (x, y), "mse").top]  # H = 2·(1/2)·XᵀX = diag(4, 16)
     [16.0, 4.0]
     """
-    if probes < 2 or steps < 2 or ends < 1:
-        raise SpiritLevelError(
-            f"a spectrum needs at least 2 probes, 2 steps and 1 eigenvalue at each end; got probes={probes}, "
-            f"steps={steps}, ends={ends}"
-        )
+    probes, steps = check_whole_number("probes", probes, at_least=2), check_whole_number("steps", steps, at_least=2)
+    ends, most_products = (
+        check_whole_number("ends", ends, at_least=1),
+        check_whole_number("most_products", most_products, at_least=2),
+    )
+    tolerance, seed = check_tolerance(tolerance), check_whole_number("seed", seed)
     with current_ranks(distributed).together():
         problem = Problem(
             model, loss, data, parameters=parameters, dtype=dtype, fix_data=fix_data, distributed=distributed

@@ -19,7 +19,7 @@ from spiritlevel.batches import Data
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import BUILT_IN, IGNORED, Loss, OutputFactor
 
-FUNCTIONS = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss}
+FUNCTIONS: dict[Any, Callable[..., Tensor]] = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss}
 OPTIONS = ("weight", "ignore_index", "label_smoothing")
 
 
@@ -78,10 +78,14 @@ def weighting_of(loss: Any) -> Weighting | None:
             return Weighting(function, **{name: getattr(loss, name) for name in OPTIONS if hasattr(loss, name)})
         if loss is function:
             return Weighting(function)
-        if isinstance(loss, functools.partial) and loss.func is function and not loss.args:
-            if loss.keywords.get("reduction", "mean") == "mean" and set(loss.keywords) <= {*OPTIONS, "reduction"}:
-                return Weighting(function, **{key: loss.keywords[key] for key in OPTIONS if key in loss.keywords})
+        if isinstance(loss, functools.partial) and loss.func is function and _is_plain_mean(loss):
+            return Weighting(function, **{key: loss.keywords[key] for key in OPTIONS if key in loss.keywords})
     return None
+
+
+def _is_plain_mean(loss: functools.partial[Any]) -> bool:
+    options = loss.keywords
+    return not loss.args and options.get("reduction", "mean") == "mean" and set(options) <= {*OPTIONS, "reduction"}
 
 
 def weighted_by(loss: Loss, data: Data) -> Loss:

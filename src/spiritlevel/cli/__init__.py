@@ -1,12 +1,16 @@
 """The command line. A command is a function in a file of its own and a line in `COMMANDS`.
 
-Exit codes: 0 done, 1 something failed that should not have, 2 wrong use or input that cannot be measured, 130 interrupted.
+Exit codes: 0 done, 1 something failed that should not have, 2 wrong use or input that cannot be measured, 130 interrupted
+by Ctrl-C, 143 by SIGTERM. Both keep what is finished.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +22,7 @@ from spiritlevel.cli.bench import bench
 from spiritlevel.cli.demo import demo
 from spiritlevel.cli.guarantees import bound, compare, robustness
 from spiritlevel.cli.landscape import landscape
-from spiritlevel.cli.measure import measure
+from spiritlevel.cli.measure import INTERRUPTED, measure
 from spiritlevel.cli.measures import measures
 from spiritlevel.cli.sharpen import sharpen
 from spiritlevel.cli.spectrum import spectrum
@@ -44,7 +48,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
 # Those whose processes, started by torchrun, share the work. Of any other command one process does it all.
 SHARED = frozenset({"measure", "audit", "compare", "spectrum"})
 
-FAILED, WRONG_USE = 1, 2
+FAILED, WRONG_USE, TERMINATED = 1, 2, 128 + signal.SIGTERM
 
 app = typer.Typer(
     help="How flat is the minimum of a trained network, in numbers that no rescaling of its weights can fool.",
@@ -99,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in given  # wherever it stands, also behind the command
     given = [argument for argument in given if argument != "--debug"]
     try:
-        app(given, prog_name="spiritlevel")
+        with _terminated_like_interrupted():
+            app(given, prog_name="spiritlevel")
     except SpiritLevelError as error:
         if debug:
             raise
@@ -109,6 +114,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         _leave(f"failed: {said}\nRun the same command with --debug to see where.", FAILED)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM, as a scheduler sends it when time is up, does what Ctrl-C does; only the exit code is another."""
+    alone = threading.current_thread() is threading.main_thread()
+    if not alone or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    came: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as end:
+        if came and (isinstance(end, KeyboardInterrupt) or end.code == INTERRUPTED):
+            raise SystemExit(TERMINATED) from end
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _leave(message: str, code: int) -> None:

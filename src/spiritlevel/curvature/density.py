@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spiritlevel.curvature.estimate import few_groups_factor
 from spiritlevel.curvature.krylov import BASIS_BUDGET
 from spiritlevel.curvature.lanczos import Lanczos
 
@@ -131,8 +132,8 @@ def moment(quadrature: Quadrature, order: int) -> float:
 
 
 def mean_and_error(values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The mean over probes and its standard error; infinite for a single probe, of which nothing is known."""
+    """The mean over probes and its standard error, widened for few probes; infinite for one, of which nothing is known."""
     stacked = torch.stack(list(values))
     if len(values) < 2:
         return stacked[0], torch.full_like(stacked[0], math.inf)
-    return stacked.mean(0), stacked.std(0) / math.sqrt(len(values))
+    return stacked.mean(0), few_groups_factor(len(values)) * stacked.std(0) / math.sqrt(len(values))

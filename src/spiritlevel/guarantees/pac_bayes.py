@@ -149,7 +149,7 @@ class _Setting:
 
     def generator(self, purpose: int) -> torch.Generator:
         """A stream of its own for every purpose, the same for every twin."""
-        return torch.Generator().manual_seed((self.seed * 1_000_003 + 7919 * purpose) % (1 << 63))
+        return torch.Generator().manual_seed((int(self.seed) * 1_000_003 + 7919 * purpose) % (1 << 63))
 
     def evidence(self) -> Evidence:
         needs = Needs(statistics=frozenset([DIAGONAL]))

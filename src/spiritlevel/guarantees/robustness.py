@@ -268,7 +268,7 @@ class _Study:
         return cls(problem, examine(problem), name, seed=seed, tolerance=tolerance)
 
     def generator(self, purpose: int) -> torch.Generator:
-        return torch.Generator().manual_seed((self._seed * 1_000_003 + 7919 * purpose) % (1 << 63))
+        return torch.Generator().manual_seed((int(self._seed) * 1_000_003 + 7919 * purpose) % (1 << 63))
 
     def matrices(self, wanted: Matrices, count: int) -> _Chosen:
         if isinstance(wanted, str):

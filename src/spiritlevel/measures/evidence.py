@@ -142,7 +142,7 @@ class Evidence:
 
     def __init__(self, problem: Problem, needs: Needs, *, tolerance: float, seed: int, most_probes: int) -> None:
         self.problem, self.needs, self.tolerance = problem, needs, tolerance
-        self._seed, self.most_probes = seed, most_probes
+        self._seed, self.most_probes = int(seed), most_probes  # an integer of NumPy would overflow below
         self.gathered = Gathered()
         self.layer_products, self.layer_method = 0, ""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from spiritlevel.checks import check_whole_number
 from spiritlevel.curvature.lanczos import End
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.result import Value
@@ -91,5 +94,7 @@ def _check_option(measure: str, key: str, value: Any, default: Any) -> None:
     if isinstance(default, str):
         if not isinstance(value, str):
             raise SpiritLevelError(f"{measure}: {key} must be a string, got {value!r}")
-    elif isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    elif isinstance(default, int):
+        check_whole_number(f"{measure}: {key}", value, at_least=1)
+    elif isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
         raise SpiritLevelError(f"{measure}: {key} must be a positive number, got {value!r}")

@@ -19,8 +19,8 @@ from torch import nn
 
 from spiritlevel._version import __version__
 from spiritlevel.batches import Data
-from spiritlevel.checks import refuse_nonfinite_loss
-from spiritlevel.errors import SpiritLevelError
+from spiritlevel.checks import check_tolerance, check_whole_number, refuse_nonfinite_loss
+from spiritlevel.curvature.statistics import GROUPS
 from spiritlevel.losses import Loss, resolve_loss
 from spiritlevel.measures import resolve_measures
 from spiritlevel.measures.evidence import Evidence
@@ -65,7 +65,7 @@ def measure(
         parameters: Names or patterns of the parameters to measure; all trainable ones by default.
         dtype: Measure in this precision instead of the model's own.
         fix_data: Keep the first pass over a loader that shuffles or augments, and use it for all.
-        most_probes: The most random probes for a block that is not exact.
+        most_probes: The most random probes for a block that is not exact, at least 8.
         samples: Measure on so many samples, chosen at random, and add the error of that choice to every bar.
         distributed: Inside an initialized torch.distributed group, divide the data among its processes; every process
             must make the same call with the same model and all of the data. False: measure in this process alone.
@@ -75,9 +75,14 @@ def measure(
     >>> print(measure(model, (x, y), "mse", measures=["hessian_trace"])["hessian_trace"])  # H = 2·(1/2)·I
     2
     """
-    if not (isinstance(tolerance, int | float) and 0 < tolerance < 1):
-        raise SpiritLevelError(f"tolerance must be a number between 0 and 1, got {tolerance!r}")
-    plan = _Plan(resolve_measures(measures), resolve_loss(loss), tolerance, seed, most_probes, distributed)
+    plan = _Plan(
+        resolve_measures(measures),
+        resolve_loss(loss),
+        check_tolerance(tolerance),
+        check_whole_number("seed", seed),
+        check_whole_number("most_probes", most_probes, at_least=GROUPS),
+        distributed,
+    )
     with reporting(progress) as reporter, current_ranks(distributed).together():
         if samples is None:
             problem = Problem(
@@ -118,7 +123,7 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
                     value = compute_within_memory(each, evidence)
                     if math.isnan(value.value) and value.method != "not available":
                         refuse_nonfinite_loss(problem)  # says where, if a derivative is why
-                    values[_free_label(each, values)] = value
+                    values[_free_label(each, values)] = _within(value, plan.tolerance)
                 except KeyboardInterrupt:
                     if not values or problem.ranks.size > 1:
                         raise
@@ -173,6 +178,13 @@ def _on_a_subset(
             reporter.within(f"sampling error, part {index + 1} of {len(groups)}: ")
             parts.append(_measured(problem(group), plan, reporter))
     return with_sampling_error(whole, parts, len(groups), share, data.samples)
+
+
+def _within(value: Value, tolerance: float) -> Value:
+    """Converged only if the error is within the tolerance: rounding may leave more than what was asked for."""
+    if not value.converged or value.exact or value.error <= tolerance * abs(value.value) * (1 + 1e-9):
+        return value
+    return replace(value, converged=False)
 
 
 def _free_label(each: Measure, taken: dict[str, Value]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from spiritlevel.batches import Data
+from spiritlevel.checks import check_whole_number
 from spiritlevel.curvature.estimate import few_groups_factor
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.result import Cost, Report, Value
@@ -22,8 +23,7 @@ def random_subset(data: Data, samples: int, divide: bool, seed: int) -> tuple[Da
 
     Without `divide` whole batches are chosen, about as many as hold so many samples.
     """
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
-        raise SpiritLevelError(f"samples must be a whole number of at least 2, got {samples!r}")
+    samples = check_whole_number("samples", samples, at_least=2)
     if samples >= data.samples:
         return data, [], 1.0
     pieces = data.pieces(divide=divide)

@@ -96,8 +96,9 @@ class Symmetries:
     def groups(self) -> tuple[Group, ...]:
         """The factors grouped by the activation whose channels they scale, in the order of the network."""
         signs = {name: self._factor_signs(tensor) for name, tensor in self.tensors.items()}
-        up = np.array([signs[name][0] for name in signs]).T
-        down = np.array([signs[name][1] for name in signs]).T
+        shape = len(signs), self.dimension  # said outright: no tensor at all has entries where every one has width zero
+        up = np.array([signs[name][0] for name in signs]).reshape(shape).T
+        down = np.array([signs[name][1] for name in signs]).reshape(shape).T
         members: dict[tuple[str, bytes, bytes], list[int]] = {}
         for factor, label in enumerate(self._labels):
             members.setdefault((label, up[factor].tobytes(), down[factor].tobytes()), []).append(factor)
