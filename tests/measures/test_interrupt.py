@@ -1,12 +1,22 @@
-"""What happens when a measurement cannot finish: Ctrl-C, and memory that runs out."""
+"""What happens when a measurement cannot finish: Ctrl-C, SIGTERM, and memory that runs out."""
+
+import os
+import random
+import signal
+import sys
+import types
 
 import pytest
 import torch
 from torch import nn
 
 import spiritlevel as sl
+from spiritlevel import cli
 from spiritlevel.curvature import hessian, statistics
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measures import run
+from spiritlevel.study.checkpoint import save_checkpoint
+from spiritlevel.study.models import build_model
 
 NAMES = ["hessian_trace", "rho_sum", "hessian_spectral_norm", "kappa_sum"]
 
@@ -57,6 +67,141 @@ def test_ctrl_c_in_the_sampling_error_keeps_the_measurement(subject) -> None:
 def interrupting_parts(stage: str, passes: float) -> None:
     if "sampling error, part 3" in stage:
         raise KeyboardInterrupt
+
+
+class ByHelper(nn.Module):
+    """Reaches its layers through an object that no copy of the structure can follow."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.helper = inner, types.SimpleNamespace(inner=inner)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.helper.inner(x)
+
+
+class InterruptedAt:
+    """Raises KeyboardInterrupt before one bytecode of the code that swaps parameters and puts things back."""
+
+    FILES = (
+        "stateless",
+        "functional_call",
+        "named_member_accessor",
+        "spiritlevel/quiet",
+        "spiritlevel/problem",
+        "contextlib",
+    )
+
+    def __init__(self, at: int) -> None:
+        self.at, self.count = at, 0
+
+    def __call__(self, frame, event, arg):
+        if not any(name in frame.f_code.co_filename for name in self.FILES):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self.step
+
+    def step(self, frame, event, arg):
+        self.count += event == "opcode"
+        if event == "opcode" and self.count == self.at:
+            raise KeyboardInterrupt
+        return self.step
+
+
+def traced(problem: sl.Problem, at: int) -> InterruptedAt:
+    tracer, before = InterruptedAt(at), sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        problem.loss()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return tracer
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["stand-in", "own module"])
+def test_ctrl_c_at_any_bytecode_leaves_the_model_as_it_was(subject, inside) -> None:
+    model, data = subject
+    model = ByHelper(model) if inside else model
+    problem = sl.Problem(model, "cross_entropy", data)
+    assert (problem.module is model) == inside
+    wanted, parameters = problem.loss(), dict(model.named_parameters())
+    values = {name: value.detach().clone() for name, value in parameters.items()}
+    patched = torch.amp.autocast_mode.autocast.__enter__
+    bytecodes = traced(problem, -1).count
+    for at in random.Random(0).sample(range(1, bytecodes + 1), 200):
+        assert traced(problem, at).count >= at
+        found = dict(model.named_parameters())
+        assert found.keys() == parameters.keys()
+        assert all(found[name] is parameter for name, parameter in parameters.items())
+        assert all(torch.equal(found[name], value) for name, value in values.items())
+        assert all(module.training for module in model.modules())
+    assert torch.amp.autocast_mode.autocast.__enter__ is patched
+    assert problem.loss() == wanted
+
+
+def test_ctrl_c_at_any_time_leaves_the_model_as_it_was(subject) -> None:
+    model, data = subject
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before, drawn = signal.signal(signal.SIGALRM, interrupt), random.Random(0)
+    try:
+        for _ in range(60):
+            signal.setitimer(signal.ITIMER_REAL, drawn.uniform(0.001, 0.08))
+            try:
+                sl.measure(model, data, measures=NAMES)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                pass
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            assert all(a is b for a, b in zip(model.parameters(), held, strict=True))
+            assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+            assert all(module.training for module in model.modules())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_sigterm_does_what_ctrl_c_does(monkeypatch, capsys, tmp_path) -> None:
+    """The command prints what is finished and leaves with 143; outside of it the signal means what it meant before."""
+    compute = run.compute_within_memory
+
+    def terminated(measure, evidence):
+        if measure.name == "rho_sum":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return compute(measure, evidence)
+
+    monkeypatch.setattr(run, "compute_within_memory", terminated)
+    weights = tmp_path / "weights.safetensors"
+    save_checkpoint(build_model("mlp:6-5", input_shape=(12,), classes=3, seed=1), weights)
+    asked = ["measure", "mlp:6-5", "--checkpoint", str(weights), "--data", "random:40,12,3,0", "--measures"]
+    with pytest.raises(SystemExit) as left:
+        cli.main([*asked, "hessian_trace,rho_sum,kappa_sum"])
+    out = capsys.readouterr().out
+    assert left.value.code == 143
+    assert "hessian_trace" in out
+    assert "interrupted: rho_sum, kappa_sum were not finished" in " ".join(out.split())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with pytest.raises(SystemExit) as left:
+        cli.main([*asked, "rho_sum"])
+    assert left.value.code == 143
+
+
+def test_a_sigterm_handler_of_the_caller_is_left_alone() -> None:
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        mine = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            cli.main(["--version"])
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_time_left_is_told(subject) -> None:

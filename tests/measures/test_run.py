@@ -1,5 +1,6 @@
 """One call: which measures are chosen, what it costs, and that the same call gives the same numbers."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,9 +60,12 @@ def test_unknown_measures_and_options():
         sl.get_measure("epsilon_sharpness", eps=1)
     with refused("hessian_trace has no option 'eps'; its options are: none"):
         sl.get_measure("hessian_trace", eps=1)
-    for bad in (-1.0, 0, float("nan"), True, "1"):
+    for bad in (-1.0, 0, float("nan"), float("inf"), True, "1"):
         with refused(f"epsilon_sharpness: epsilon must be a positive number, got {bad!r}"):
             sl.get_measure("epsilon_sharpness", epsilon=bad)
+    for bad in (0, 2.5, float("inf"), True):
+        with refused(f"keskar_subspace_sharpness: dimension must be a whole number of at least 1, got {bad!r}"):
+            sl.get_measure("keskar_subspace_sharpness", dimension=bad)
     with refused('riemannian_spectral_norm: method must be "lanczos" or "power", got \'qr\''):
         sl.measure(model, data, measures=[sl.get_measure("riemannian_spectral_norm", method="qr")])
 
@@ -71,6 +75,49 @@ def test_tolerances_that_mean_nothing(tolerance):
     model, data = make()
     with refused(f"tolerance must be a number between 0 and 1, got {tolerance!r}"):
         sl.measure(model, data, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("most_probes", [0, -5, 7, float("nan"), 8.0, True, None])
+def test_numbers_of_probes_that_mean_nothing(most_probes):
+    with refused(f"most_probes must be a whole number of at least 8, got {most_probes!r}"):
+        sl.measure(*make(), most_probes=most_probes)
+
+
+@pytest.mark.parametrize("seed", [0.5, "1", None, True, float("nan")])
+def test_seeds_that_mean_nothing(seed):
+    with refused(f"seed must be a whole number, got {seed!r}"):
+        sl.measure(*make(), seed=seed)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor])
+def test_whole_numbers_of_other_libraries_are_numbers(kind):
+    names = ["hessian_spectral_norm", "hessian_trace"]
+    wanted = sl.measure(*make("GELU"), measures=names, seed=3, most_probes=16, samples=20)
+    found = sl.measure(*make("GELU"), measures=names, seed=kind(3), most_probes=kind(16), samples=kind(20))
+    assert [found[name].value for name in names] == [wanted[name].value for name in names]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, "float32"])
+def test_precisions_that_cannot_carry_second_derivatives(dtype):
+    with refused(
+        f"dtype must be torch.float32 or torch.float64, got {dtype}: half precision cannot carry second derivatives"
+    ):
+        sl.measure(*make(), dtype=dtype)
+
+
+@pytest.mark.parametrize("tolerance", [1e-300, 1e-12, 1e-9])
+def test_what_rounding_does_not_allow_has_not_converged(tolerance):
+    model, (x, y) = make()
+    report = sl.measure(model.float(), (x.float(), y), tolerance=tolerance, measures="all")
+    for value in report.values.values():
+        assert value.exact or not value.converged or value.error <= 1.001 * tolerance * abs(value.value), value
+    assert not report["hessian_spectral_norm"].converged
+
+
+@pytest.mark.parametrize("name", ["epsilon_sharpness", "keskar_sharpness", "riemannian_sharpness"])
+def test_a_region_in_which_the_loss_overflows(name):
+    with pytest.raises(sl.SpiritLevelError, match="ask for a smaller epsilon"):
+        sl.measure(*make(), measures=[sl.get_measure(name, epsilon=1e300)])
 
 
 def test_the_power_method_agrees_with_lanczos_and_shows_its_history():

@@ -1,6 +1,7 @@
 """Losses of every kind, built in and given as a function, against the dense Hessian."""
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -45,6 +46,241 @@ def test_losses_of_outputs_and_targets(loss, outputs, y):
     report = zoo.check(network(outputs), (X, y), loss, mean, exact=False)
     assert report["hessian_trace"].method == "exact Gauss–Newton part, remainder by random probes"
     assert set(report.problem["estimated_layers"]) == {"0.weight"}  # the last layer is exact
+
+
+LABELS = torch.tensor([0, 0, 1, 1, 2, 2])  # sorted by class: every half has classes of its own
+PARTLY = torch.tensor([0, 1, 2, 1, -100, 0])
+WEIGHTS = torch.tensor([1.0, 5.0, 0.2], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("divided", [False, True], ids=["pair", "loader"])
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        (nn.CrossEntropyLoss(weight=WEIGHTS), LABELS),
+        (nn.CrossEntropyLoss(weight=WEIGHTS.float()), LABELS),
+        (nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.3), LABELS),
+        (nn.CrossEntropyLoss(), PARTLY),
+        (nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=1, label_smoothing=0.1), LABELS),
+        (functools.partial(F.cross_entropy, weight=WEIGHTS), PARTLY),
+        (F.cross_entropy, PARTLY),
+        (nn.CrossEntropyLoss(weight=WEIGHTS), F.one_hot(LABELS).double()),
+    ],
+    ids=["weights", "single", "smoothed", "ignored", "all of it", "partial", "function", "probabilities"],
+)
+def test_means_in_which_labels_have_weights(loss, y, divided):
+    """The mean over all data is Σ w ℓ / Σ w over all data, however it is cut into batches."""
+    data = [(X[:2], y[:2]), (X[2:3], y[2:3]), (X[3:], y[3:])] if divided else (X, y)
+    if isinstance(loss, nn.CrossEntropyLoss):
+        weight = None if loss.weight is None else WEIGHTS
+        options = {"weight": weight, "ignore_index": loss.ignore_index, "label_smoothing": loss.label_smoothing}
+        wanted = by_outputs(functools.partial(F.cross_entropy, **options), y)
+    else:
+        wanted = by_outputs(loss, y)
+    zoo.check(network(), data, loss, wanted, exact=False)
+
+
+def test_negative_log_likelihood_with_weights():
+    class Logs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+        def forward(self, x):
+            return self.inner(x).log_softmax(1)
+
+    for loss, y in ((nn.NLLLoss(weight=WEIGHTS), LABELS), (nn.NLLLoss(weight=WEIGHTS, ignore_index=2), LABELS)):
+        zoo.check(zoo.seeded(Logs), (X, y), loss, by_outputs(loss, y), exact=False)
+
+
+def test_positions_that_do_not_count():
+    """Images with labels at every position, some of which are left out: all that count weigh the same."""
+    x, y = zoo.gaussian(6, 4, 3), zoo.integers(3, 6, 3)
+    y[0, 1:], y[3], y[4, 0] = -100, -100, -100
+    model, loss = (
+        zoo.seeded(lambda: nn.Sequential(nn.Conv1d(4, 5, 1), nn.Tanh(), nn.Conv1d(5, 3, 1))),
+        nn.CrossEntropyLoss(),
+    )
+    batches = [(x[:2], y[:2]), (x[2:], y[2:])]
+    for data in ((x, y), batches):
+        zoo.check(model, data, loss, lambda model: loss(model(x), y), exact=False)
+
+
+def test_weights_that_do_not_fit():
+    with refused("label 2 is out of range: the loss has weights for classes 0 to 1"):
+        sl.measure(network(), (X, LABELS), nn.CrossEntropyLoss(weight=torch.ones(2)))
+    with refused("no label has a weight in the loss 'CrossEntropyLoss', so there is no mean to measure"):
+        sl.measure(network(), (X, torch.full((6,), -100)), nn.CrossEntropyLoss())
+
+
+@pytest.mark.parametrize("place", [11, 34, 399])
+@pytest.mark.parametrize("certain", [1.0, 1e3], ids=["", "all but no loss"])
+def test_a_function_with_weights_or_labels_left_out_is_no_mean(place, certain):
+    """Wherever the one sample is that shows it, and however well the network fits them all."""
+    x, y = zoo.gaussian(400, 3), zoo.integers(3, 400)
+    x = F.one_hot(y).double() * certain + 0.1 * x
+    y[place] = -100
+
+    class Identity(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x):
+            return x * self.scale
+
+    def ignoring(outputs, targets):
+        return F.cross_entropy(outputs, targets)
+
+    with pytest.raises(
+        sl.SpiritLevelError,
+        match=r"^the loss 'ignoring' is not a mean over samples: .* from all over the data, but two",
+    ):
+        sl.measure(Identity(), (x, y), ignoring, measures=["hessian_trace"])
+
+    def weighted(outputs, targets):
+        return F.cross_entropy(outputs, targets, weight=WEIGHTS)
+
+    order = y[y >= 0].argsort()
+    with pytest.raises(sl.SpiritLevelError, match=r"^the loss 'weighted' is not a mean over samples"):
+        sl.measure(Identity(), (x[y >= 0][order], y[y >= 0][order]), weighted, measures=["hessian_trace"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [
+        (nn.MultiMarginLoss(), LABELS),
+        (nn.MultiMarginLoss(p=2, margin=0.7, weight=WEIGHTS), LABELS),
+        (
+            nn.MultiLabelMarginLoss(),
+            torch.tensor([[0, 2, -1], [1, -1, 0], [2, 0, 1], [-1, 1, 1], [1, 0, -1], [2, -1, -1]]),
+        ),
+    ],
+    ids=["margins", "squared margins", "several labels"],
+)
+def test_losses_without_a_second_derivative_in_torch(loss, y):
+    """Compared with the same loss written out, since torch cannot form the Hessian itself."""
+
+    def written(outputs):
+        if isinstance(loss, nn.MultiMarginLoss):
+            rises = (loss.margin - outputs.gather(1, y[:, None]) + outputs).clamp(min=0) ** loss.p
+            rises = rises * (1 - F.one_hot(y, 3)) * (1 if loss.weight is None else loss.weight[y][:, None])
+            return rises.sum() / 18
+        total = 0
+        for row, labels in zip(outputs, y.tolist(), strict=True):
+            named = labels[: labels.index(-1)] if -1 in labels else labels
+            total += sum((1 - row[a] + row[b]).clamp(min=0) for a in named for b in range(3) if b not in named)
+        return total / 18
+
+    model = network()
+    assert float(loss(model(X), y).detach()) == pytest.approx(float(written(model(X)).detach()), rel=1e-12)
+    zoo.check(model, (X, y), loss, lambda model: written(model(X)), exact=False)
+
+
+def test_a_loss_that_nothing_can_differentiate_twice():
+    def ctc(outputs, targets):
+        lengths = torch.full((len(targets),), 5), torch.full((len(targets),), 2)
+        return F.ctc_loss(outputs.log_softmax(2).transpose(0, 1), targets, *lengths)
+
+    x, y = zoo.gaussian(6, 5, 4), 1 + zoo.integers(2, 6, 2)
+    with refused(
+        "the loss 'ctc' has no second derivative in torch (derivative for aten::_ctc_loss_backward is not implemented): write "
+        "it with plain operations, or pass a loss of the form (model, batch) -> (mean, count), which differences of gradients "
+        "can measure"
+    ):
+        sl.measure(network(), (x, y), ctc)
+
+
+# --- losses that see more than the outputs -------------------------------------------------------------------------------
+
+
+def refused_for_reading(loss, name):
+    return refused(
+        f"the loss {loss!r} reads the model's own {name!r} past the outputs, as weight decay does, so the curvature that comes "
+        "from there would be left out: pass a loss of the form (model, batch) -> (mean, count) that reads everything from the "
+        "model it is given"
+    )
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        lambda model: sum(p.square().sum() for p in model.parameters()),
+        lambda model: float(sum(p.data.norm() for p in model.parameters())),
+        lambda model: float((model[0].bias.detach().numpy() ** 2).sum()),
+        lambda model: torch.no_grad()(lambda: model[0].bias.abs().sum())(),
+        lambda model: sum(model[0].bias.tolist()),
+        lambda model: model(X).square().mean(),
+    ],
+    ids=["weight decay", "data", "numpy", "no_grad", "list", "a pass of its own"],
+)
+def test_a_loss_that_reads_the_weights_past_the_outputs(penalty):
+    model = network()
+
+    def decayed(outputs, targets):
+        return F.cross_entropy(outputs, targets) + 0.1 * penalty(model)
+
+    with refused_for_reading("decayed", "0.bias"):
+        sl.measure(model, (X, LABELS), decayed)
+
+
+def test_weight_decay_in_a_loss_of_model_and_batch():
+    def decayed(model, batch):
+        decay = sum(p.square().sum() for p in model.parameters())
+        return F.cross_entropy(model(batch[0]), batch[1]) + 0.1 * decay, len(batch[1])
+
+    check_whole(network(), [(X, LABELS)], decayed, lambda model: decayed(model, (X, LABELS))[0])
+
+
+def test_asking_the_model_for_shapes_is_no_reading():
+    model = network()
+
+    def scaled(outputs, targets):
+        like = torch.zeros_like(model[0].bias).sum() + outputs.to(model[0].weight).sum() * 0
+        return F.cross_entropy(outputs, targets) / model[0].weight.shape[0] + like * len(list(model.parameters()))
+
+    zoo.check(model, (X, LABELS), scaled, lambda model: F.cross_entropy(model(X), LABELS) / 5, exact=False)
+
+
+def test_a_loss_that_reads_what_a_pass_left_behind():
+    class Leaving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x):
+            self.size = (outputs := self.inner(x)).square().mean()
+            return outputs
+
+    model = zoo.seeded(Leaving)
+
+    def sized(outputs, targets):
+        return F.cross_entropy(outputs, targets) + model.size
+
+    with refused(
+        "the loss 'sized' cannot be computed: 'Leaving' object has no attribute 'size'. What a forward pass leaves in "
+        "attributes of the model is found in the model that a loss of the form (model, batch) -> (mean, count) is given"
+    ):
+        sl.measure(model, (X, LABELS), sized)
+    model(X)
+    with refused_for_reading("sized", "size"):
+        sl.measure(model, (X, LABELS), sized)
+
+    def whole(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1]) + model.size, len(batch[1])
+
+    before = model.size
+    check_whole(model, [(X, LABELS)], whole, lambda model: whole(model, (X, LABELS))[0])
+    assert before is not None
+
+    plain, kept = network(), {}
+    plain[0].register_forward_hook(lambda module, inputs, output: kept.update(hidden=output))
+
+    def hooked(outputs, targets):
+        return F.cross_entropy(outputs, targets) + kept["hidden"].square().mean()
+
+    with refused_for_reading("hooked", "0.weight"):
+        sl.measure(plain, (X, LABELS), hooked)
 
 
 # --- losses of model and batch: probes only, and the report says so --------------------------------------------------

@@ -28,7 +28,7 @@ def _epsilon_sharpness(measure: Measure, evidence: Evidence) -> Value:
     radius = float(measure.options["epsilon"])
     pair = evidence.eigenpairs[PLAIN]
     region = Ball(evidence.scaling("identity"), radius, (pair.vector, *pair.others))
-    second_order = abs(pair.value) * radius**2 / (2 * (1 + evidence.loss))
+    second_order = abs(pair.value) * radius * radius / (2 * (1 + evidence.loss))
     return largest_rise(measure, evidence, region, details={"epsilon": radius, "second_order": second_order})
 
 

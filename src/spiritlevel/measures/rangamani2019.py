@@ -52,7 +52,7 @@ def _sharpness(measure: Measure, evidence: Evidence) -> Value:
     radius = float(measure.options["epsilon"])
     pair = evidence.eigenpairs[RIEMANNIAN]
     region = Ball(evidence.scaling(RIEMANNIAN.scaling), radius, (pair.vector, *pair.others))
-    second_order = pair.value * radius**2 / (2 * (1 + evidence.loss))
+    second_order = pair.value * radius * radius / (2 * (1 + evidence.loss))
     return largest_rise(measure, evidence, region, details={"epsilon": radius, "second_order": second_order})
 
 

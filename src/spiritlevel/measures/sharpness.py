@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from spiritlevel.curvature.ascent import Region, as_parameters, maximize
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measures.evidence import Evidence
 from spiritlevel.measures.record import Measure
 from spiritlevel.result import Value
@@ -27,6 +29,11 @@ def largest_rise(
     before = problem.work.gradients
     loss = evidence.loss
     found = maximize(problem, region, tolerance=evidence.tolerance, generator=evidence.generator(measure.name))
+    if not math.isfinite(found.loss):
+        raise SpiritLevelError(
+            f"{measure.name}: the loss is {found.loss} within epsilon={measure.options['epsilon']}, so its largest rise is not "
+            "a number: ask for a smaller epsilon"
+        )
     value = factor * (found.loss - loss) / (1 + loss)
     return Value(
         name=measure.name,
