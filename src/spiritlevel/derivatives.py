@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,6 +70,15 @@ class _Trial:
         with torch.no_grad():
             return float(self.problem.chunk_loss({**self.point, **moved}, self.batch))
 
+    def turned(self, generator: torch.Generator) -> _Trial:
+        """The same with every direction longer or shorter, forwards or backwards: what cancels in one sum does not in another."""
+        factors = torch.rand(len(self.directions), 2, generator=generator).tolist()
+        drawn = {
+            name: direction * ((0.5 + length) * (1 if side < 0.5 else -1))
+            for (name, direction), (length, side) in zip(self.directions.items(), factors, strict=True)
+        }
+        return replace(self, directions=drawn)
+
     def slope(self, names: Sequence[str]) -> float:
         return sum(self._share(name) for name in names)
 
@@ -114,17 +123,14 @@ def _trial(problem: Problem, batch: Batch, precision: _Precision, generator: tor
         name: torch.zeros_like(leaf) if parts.get(name) is None else parts[name].detach().to(precision.dtype)
         for name, leaf in leaves.items()
     }
-    directions = {name: _along(gradient[name], random(name), generator) for name in leaves}
+    directions = {name: _along(gradient[name], random(name)) for name in leaves}
     return _Trial(problem, batch, precision, point, gradient, directions)
 
 
-def _along(gradient: Tensor, random: Tensor, generator: torch.Generator) -> Tensor:
-    """As long as the random direction, along the gradient or against it; the random one where there is no gradient."""
+def _along(gradient: Tensor, random: Tensor) -> Tensor:
+    """As long as the random direction, along the gradient; the random one where there is no gradient."""
     norm = gradient.norm()
-    if not bool(norm > 0):
-        return random
-    sign = 1.0 if float(torch.rand((), generator=generator)) < 0.5 else -1.0
-    return gradient * float(sign * random.norm() / norm)
+    return gradient * float(random.norm() / norm) if bool(norm > 0) else random
 
 
 def _check(problem: Problem, batch: Batch, precision: _Precision) -> None:
@@ -136,7 +142,8 @@ def _check(problem: Problem, batch: Batch, precision: _Precision) -> None:
         trial = _trial(problem, batch, precision, generator)
         felt = [name for name, part in trial.gradient.items() if bool(part.any())]
         unfelt = [name for name in trial.gradient if name not in felt]
-        wrong = trial.disagreement(felt) if felt else None
+        turns = [trial.turned(generator) for _ in range(2)]
+        wrong = next(filter(None, (turn.disagreement(felt) for turn in turns)), None) if felt else None
         cut = trial.disagreement(unfelt) if unfelt else None
         if wrong is None and cut is None:
             return

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from spiritlevel import checks
 from spiritlevel.batches import Batch, Data, normal
@@ -20,7 +19,7 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss, in_double, logits_of, recording, resolve_loss
 from spiritlevel.quiet import undisturbed
 from spiritlevel.ranks import current_ranks
-from spiritlevel.replica import replica, unwrapped
+from spiritlevel.replica import Slots, replica, unwrapped
 from spiritlevel.rewrites import PlainDerivatives
 from spiritlevel.survey import Survey, survey
 from spiritlevel.weighted import weighted_by
@@ -49,18 +48,6 @@ class Work:
         self.gradients += gradients
         for listener in self.on_change:
             listener(self)
-
-
-class _Whole(nn.Module):
-    """Calls a loss of the form (model, batch), so that parameters can be swapped beneath it."""
-
-    def __init__(self, model: nn.Module, loss: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model = model
-        self._loss = loss
-
-    def forward(self, batch: Any) -> Any:
-        return self._loss(self.model, batch)
 
 
 class Problem:
@@ -121,12 +108,11 @@ class Problem:
         self._plain: contextlib.AbstractContextManager[Any] = PlainDerivatives()
         self._settle()
         self.samples = self.data.samples
-        self.total_count = sum(self._counts) if self._whole is None else self.ranks.total(sum(self._counts))
+        self.total_count = sum(self._counts) if not self.whole else self.ranks.total(sum(self._counts))
 
     def _run_in(self, module: nn.Module) -> None:
         """Compute in this module: a stand-in for the caller's, or the caller's own where that cannot stand in."""
-        self.module = module
-        self._whole = _Whole(module, self.loss_function.mean) if self.loss_function.whole_batch else None
+        self.module, self._slots = module, Slots(module)
 
     def _settle(self) -> None:
         """Check and choose what must be known before work starts, in the caller's own module if a helper object or a
@@ -190,13 +176,14 @@ class Problem:
 
     def outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
         """What the network computes from the inputs of a batch."""
-        if self._whole is not None:
+        if self.whole:
             raise SpiritLevelError("this problem's loss calls the model itself; there are no outputs to look at")
         if self.inputs_change:
             batch = batch.map(Tensor.clone)
         args, kwargs = _arguments(batch.inputs)
         with self._plain:
-            outputs = functional_call(self.module, self._tensors(parameters), args, kwargs)
+            outputs = self._slots.call(self._tensors(parameters), lambda: self.module(*args, **kwargs))
+        outputs = normal(outputs) if isinstance(outputs, Tensor) else outputs
         return outputs if self.loss_function.check is None else logits_of(outputs)
 
     def chunk_outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
@@ -205,7 +192,7 @@ class Problem:
 
     def chunk_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss over one chunk, differentiable in `parameters`."""
-        if self._whole is not None:
+        if self.whole:
             return self.whole_loss(parameters, batch)[0]
         value: Tensor = self.loss_function.mean(self.outputs(parameters, batch), batch.targets)
         return value
@@ -213,7 +200,7 @@ class Problem:
     def chunks(self, size: int | None = None) -> Iterator[tuple[Batch, float]]:
         """One pass over this process's data: chunks on the model's device, each with its weight in the mean over all."""
         for index, chunk in enumerate(self._own(size or self.chunk_size)):
-            count = self._count(chunk) if self._whole is None else self._counts[index]
+            count = self._count(chunk) if not self.whole else self._counts[index]
             yield self._placed(chunk), count / self.total_count
 
     def weight_of(self, batch: Batch) -> float:
@@ -223,7 +210,7 @@ class Problem:
 
     def _own(self, size: int) -> Iterator[Batch]:
         """The chunks of this process's part of the data."""
-        return self.data.chunks(size, divide=self._whole is None, part=(self.ranks.rank, self.ranks.size))
+        return self.data.chunks(size, divide=not self.whole, part=(self.ranks.rank, self.ranks.size))
 
     def parameters_like(self) -> Tensor:
         """A tensor of the measurement's precision and device, to convert others with `.to`."""
@@ -240,7 +227,7 @@ class Problem:
     def few_samples(self, count: int) -> Batch:
         """A batch of exactly `count` samples, repeated where there are fewer; the first batch as it is if whole."""
         first = self.first_chunk()
-        if self._whole is not None:
+        if self.whole:
             return first
         return first[torch.arange(count, device=self.device) % min(len(first), count)]
 
@@ -298,7 +285,7 @@ class Problem:
     @property
     def whole(self) -> bool:
         """Whether the loss calls the model itself, batch by batch."""
-        return self._whole is not None
+        return self.loss_function.whole_batch
 
     def undisturbed(self) -> contextlib.AbstractContextManager[None]:
         """Eval mode inside; the caller's mode and random state back on the way out, whatever happens."""
@@ -384,11 +371,9 @@ class Problem:
             self._plain = contextlib.nullcontext()
 
     def whole_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, float]:
-        assert self._whole is not None
         content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
-        tensors = {f"model.{name}": tensor for name, tensor in self._tensors(parameters).items()}
         with self._plain:
-            result = functional_call(self._whole, tensors, (content,))
+            result = self._slots.call(self._tensors(parameters), lambda: self.loss_function.mean(self.module, content))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpiritLevelError(
                 f"a loss of the form (model, batch) must return (mean loss, count), got {type(result).__name__}: return "
@@ -401,7 +386,7 @@ class Problem:
 
     def _batch_counts(self) -> list[float]:
         """The weight of every batch; a loss that calls the model says it itself, once."""
-        if self._whole is None:
+        if not self.whole:
             return [self._count(batch) for batch in self.data]
         with self.undisturbed(), torch.no_grad():
             return [self.whole_loss(self.parameters, self._placed(batch))[1] for batch in self._own(1)]
@@ -418,7 +403,7 @@ class Problem:
 
     def _choose_chunk_size(self) -> int:
         """As many samples as keep one chunk's activations within `CHUNK_BYTES`."""
-        if self._whole is not None:
+        if self.whole:
             return self.data.samples
         batch = self.first_chunk()[:4]
         with torch.enable_grad(), counting_saved_bytes(self.known_storages()) as saved:

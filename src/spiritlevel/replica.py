@@ -7,7 +7,9 @@ stand-in has its own tables of parameters, buffers, submodules and hooks; tensor
 from __future__ import annotations
 
 import functools
+import operator
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -49,6 +51,10 @@ def unwrapped(model: Any, notes: list[str]) -> nn.Module:
 
 def replica(module: nn.Module) -> nn.Module | None:
     """A module of the same structure; None where a part of it lives outside Python and cannot be copied."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise SpiritLevelError(
+            "the model is compiled (torch.jit), so it cannot be computed with other weights: pass the module it was made from"
+        )
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         return None
     copied: nn.Module = _Copying(module).of(module)
@@ -133,6 +139,34 @@ def _filled(table: dict[Any, Any], parts: list[Any]) -> dict[Any, Any]:
     copied: dict[Any, Any] = table.copy()
     copied.update(zip(table, parts, strict=True))
     return copied
+
+
+class Slots:
+    """The places where a module and its parts keep their tensors, each once, however many names lead to it.
+
+    `torch.func.functional_call` takes two names of one module for two places, and leaves its tensors in it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        canonical = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        places = [
+            (table, key, canonical[id(tensor)])
+            for part in module.modules()
+            for table in (part._parameters, part._buffers)
+            for key, tensor in table.items()
+            if tensor is not None
+        ]
+        self._tables, self._keys, self._names = [list(column) for column in zip(*places, strict=True)] or [[], [], []]
+
+    def call(self, tensors: Mapping[str, Tensor], function: Callable[[], Any]) -> Any:
+        """function(), while every place holds the tensor of its name. All are filled, and emptied, in one step each."""
+        before = list(map(operator.getitem, self._tables, self._keys))
+        held = [tensors.get(name, original) for name, original in zip(self._names, before, strict=True)]
+        try:
+            deque(map(operator.setitem, self._tables, self._keys, held), maxlen=0)
+            return function()
+        finally:
+            deque(map(operator.setitem, self._tables, self._keys, before), maxlen=0)
 
 
 def remembered(module: nn.Module) -> dict[str, Tensor]:

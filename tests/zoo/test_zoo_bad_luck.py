@@ -1,6 +1,8 @@
 """What goes wrong in practice: handled and said, or refused with what to do."""
 
 import copy
+import functools
+import types
 import warnings
 from dataclasses import dataclass
 
@@ -284,6 +286,383 @@ def test_activations_that_are_computed_again(reentrant):
     oracle = copy.deepcopy(model)
     oracle.recompute = False
     zoo.check(model, [(X, Y)], whole, mean_on(X), oracle=oracle, exact=False)
+
+
+# --- gradients that are not those of the loss -------------------------------------------------------------------------
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, with a gradient of the other sign."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, slope):
+        return -slope
+
+
+class Between(nn.Module):
+    """Two layers with something between them."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.first, self.between, self.last = nn.Linear(4, 4), between, nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.between(torch.tanh(self.first(x))))
+
+
+def straight_through(z):
+    return z + ((4 * z).round() / 4 - z).detach()
+
+
+def partly_detached(z):
+    return z + 0.3 * z.detach().square()
+
+
+def scaled_by_a_hook(z):
+    if z.requires_grad:
+        z.register_hook(lambda slope: 1.1 * slope)
+    return z
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", whole], ids=["outputs", "whole batch"])
+@pytest.mark.parametrize("between", [Reversed.apply, straight_through, partly_detached, scaled_by_a_hook])
+@pytest.mark.parametrize("single", [False, True], ids=["double", "single"])
+def test_gradients_that_are_not_those_of_the_loss(between, loss, single):
+    model, x = zoo.seeded(lambda: Between(between)), X
+    if single:
+        model, x = model.float(), X.float()
+    data = (x, Y) if loss == "cross_entropy" else [(x, Y)]
+    for names in (["hessian_spectral_norm"], ["hessian_trace"]):
+        with pytest.raises(
+            sl.SpiritLevelError,
+            match=r"^the gradient of this network is not that of its loss: along a direction in 'first.weight' autograd gives "
+            r"a slope of .*, and the loss has .*\. Likely cause: gradient reversal, a straight-through estimator or a hook",
+        ):
+            sl.measure(model, data, loss, measures=names)
+
+
+def test_a_backward_hook_that_changes_gradients():
+    model = zoo.seeded(lambda: Between(nn.Identity()))
+    model.between.register_full_backward_hook(lambda module, inputs, outputs: (2 * inputs[0],))
+    with pytest.raises(sl.SpiritLevelError, match=r"^the gradient of this network is not that of its loss"):
+        sl.measure(model, (X, Y))
+
+
+def test_a_loss_of_nearly_nothing_does_not_hide_a_wrong_gradient():
+    """Every sample is fitted to 1e-9 and less; one that is not stands far from the first."""
+    y = torch.arange(3).repeat(20)
+    x = 8.0 * F.one_hot(y, 4).double()
+
+    def build(between):
+        model = Between(between)
+        with torch.no_grad():
+            model.first.weight.copy_(torch.eye(4)), model.first.bias.zero_()
+            model.last.weight.copy_(25 * torch.eye(3, 4)), model.last.bias.zero_()
+        return model.double()
+
+    assert sl.measure(build(nn.Identity()), (x, y), measures=["hessian_trace"]).loss < 1e-9
+    with pytest.raises(sl.SpiritLevelError, match=r"^the gradient of this network is not that of its loss"):
+        sl.measure(build(Reversed.apply), (x, y), measures=["hessian_trace"])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("single", [False, True], ids=["double", "single"])
+def test_kinks_and_steps_are_no_wrong_gradients(seed, single):
+    """ReLU, max pooling, sorting and rounding without a gradient: what autograd gives is the slope wherever there is one."""
+
+    class Kinked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner, self.last = nn.Linear(4, 64), nn.Linear(32, 32), nn.Linear(32, 3)
+            self.steps = nn.Linear(4, 1)
+
+        def forward(self, x):
+            h = F.max_pool1d(F.relu(self.first(x)).unsqueeze(1), 2).squeeze(1)
+            h = F.leaky_relu(self.inner(h.sort(1).values)).abs()
+            return self.last(h) * (1 + (3 * self.steps(x)).round().sign() * 0.1)
+
+    model = zoo.seeded(Kinked, seed)
+    x, y = zoo.gaussian(200, 4, seed=seed), zoo.integers(3, 200, seed=seed)
+    if single:
+        model, x = model.float(), x.float()
+    sl.Problem(model, "cross_entropy", (x, y)).check_derivatives()
+
+
+CUT = (
+    "the loss depends on {!r}, but autograd records no way from there to the loss, so that every derivative would be zero. "
+    "Likely cause: torch.no_grad() or inference_mode() around the network, or detach(), .data, item() or float() on the way. "
+    "Let autograd record it, or freeze what should not count with requires_grad_(False)"
+)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "names", [["hessian_spectral_norm"], ["hessian_trace"], ["fisher_rao_norm"], ["keskar_sharpness"]]
+)
+def test_a_network_that_autograd_does_not_see(around, names):
+    class Unseen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        @around()
+        def forward(self, x):
+            return self.inner(x)
+
+    with refused(CUT.format("inner.weight")):
+        sl.measure(zoo.seeded(Unseen), (X, Y), measures=names)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar")
+@pytest.mark.parametrize("cut", [float, torch.Tensor.detach, lambda t: t.data, torch.Tensor.item])
+def test_a_parameter_that_autograd_does_not_see(cut):
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            return self.inner(x) * cut(self.scale)
+
+    model = zoo.seeded(Partly)
+    with refused(CUT.format("scale")):
+        sl.measure(model, (X, Y))
+    model.scale.requires_grad_(False)
+    zoo.check(model, (X, Y), "cross_entropy", mean_on(X))
+
+
+def test_hooks_on_parameters_do_not_reach_the_measurement():
+    model = zoo.seeded(lambda: Between(nn.Identity()))
+    oracle = copy.deepcopy(model)
+    model.first.weight.register_hook(lambda slope: 0.1 * slope)
+    zoo.check(model, (X, Y), "cross_entropy", mean_on(X), oracle=oracle, exact=False)
+
+
+# --- the caller's module ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", whole], ids=["outputs", "whole batch"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
+def test_weights_that_are_written_in_forward(loss, frozen):
+    class Clamping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.first.weight.clamp_(-0.1, 0.1)
+            return self.last(self.first(x))
+
+    model = zoo.seeded(Clamping)
+    model.first.requires_grad_(not frozen)
+    data = (X, Y) if loss == "cross_entropy" else [(X, Y)]
+    if frozen:
+        oracle = copy.deepcopy(model)
+        with torch.no_grad():
+            oracle.first.weight.clamp_(-0.1, 0.1)
+        zoo.check(model, data, loss, mean_on(X), oracle=oracle)
+        return
+    with (
+        zoo.unchanged(model),
+        refused(
+            "the network writes into its own weight 'first.weight' when it runs, so the loss is no function of the parameters: "
+            "do that outside of forward, or in train mode only (if self.training), and measure what it leaves"
+        ),
+    ):
+        sl.measure(model, data, loss)
+
+
+class Bound(nn.Module):
+    """Calls its layers by ways that a copy of the structure has to follow."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.also = self.first  # one module under two names
+        self.way = {
+            "closure": lambda x: self.last(torch.tanh(self.first(x))),
+            "method": self.both,
+            "partial": functools.partial(Bound.both, self),
+            "list": [self.first, torch.tanh, self.last],
+            "table": {"first": self.first, "last": [self.last]},
+            "object": types.SimpleNamespace(first=self.first, last=self.last),
+        }[way]
+        self.kind = way
+
+    def both(self, x):
+        return self.last(torch.tanh(self.also(x)))
+
+    def forward(self, x):
+        if self.kind == "list":
+            for step in self.way:
+                x = step(x)
+            return x
+        if self.kind == "table":
+            return self.way["last"][0](torch.tanh(self.way["first"](x)))
+        if self.kind == "object":
+            return self.way.last(torch.tanh(self.way.first(x)))
+        return self.way(x)
+
+
+@pytest.mark.parametrize("way", ["closure", "method", "partial", "list", "table", "object"])
+@pytest.mark.parametrize("loss", ["cross_entropy", whole], ids=["outputs", "whole batch"])
+def test_modules_that_are_reached_by_other_ways_than_their_names(way, loss):
+    model, oracle = zoo.seeded(lambda: Bound(way)), zoo.seeded(lambda: Bound("method"))
+    data = (X, Y) if loss == "cross_entropy" else [(X, Y)]
+    zoo.check(model, data, loss, lambda m: F.cross_entropy(m.both(X), Y), oracle=oracle, exact=False)
+    assert (sl.Problem(model, loss, data).module is model) == (way == "object")
+
+
+def test_a_loss_that_calls_another_name_of_the_model():
+    net = zoo.seeded(lambda: Bound("method"))
+
+    def loss(model, batch):
+        return F.cross_entropy(net(batch[0]), batch[1]), len(batch[1])
+
+    zoo.check(net, [(X, Y)], loss, mean_on(X), exact=False)
+
+
+def test_a_tensor_that_was_taken_out_of_its_module():
+    class Taken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+            self.weight_of = [self.inner.weight.detach()]
+
+        def forward(self, x):
+            return F.linear(self.inner(x), torch.eye(3).to(x)) + F.linear(x, self.weight_of[0])
+
+    model = Taken().double()
+    model.weight_of[0] = model.inner.weight.detach()
+    with refused(
+        "the network reads your model's 'inner.weight' past the module it belongs to (through a tensor that was taken out of "
+        "it), so it cannot be computed with other weights: read it from the module in forward, or in a loss of the form "
+        "(model, batch) from the model that is passed in"
+    ):
+        sl.measure(model, (X, Y))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_a_compiled_module_inside_a_network():
+    def build(compiled):
+        first = nn.Linear(4, 4)
+        return nn.Sequential(torch.jit.script(first) if compiled else first, nn.Tanh(), nn.Linear(4, 3))
+
+    model, oracle = zoo.seeded(lambda: build(True)), zoo.seeded(lambda: build(False))
+    report = sl.measure(model, (X, Y), measures=["hessian_spectral_norm"], tolerance=1e-9)
+    wanted = float(torch.linalg.eigvalsh(zoo.hessian(oracle, mean_on(X))).abs().max())
+    assert report["hessian_spectral_norm"].value == pytest.approx(wanted, rel=1e-7)
+
+
+# --- valid, though it looks odd -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar")
+def test_a_number_for_python_in_forward():
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            h = self.first(x)
+            return self.last(torch.tanh(h) if float(h.abs().sum()) > 0 else h)
+
+    check(Branching, exact=False)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", whole], ids=["outputs", "whole batch"])
+def test_minus_infinity_in_a_buffer(loss):
+    class Causal(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(1, 2), nn.Linear(2, 3)
+            self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+
+        def forward(self, x):
+            h = self.first(x.unsqueeze(2))
+            return self.last(((h @ h.mT + self.mask).softmax(2) @ h)[:, -1])
+
+    data = (X, Y) if loss == "cross_entropy" else [(X, Y)]
+    zoo.check(zoo.seeded(Causal), data, loss, mean_on(X), exact=False)
+
+
+def test_tensors_made_in_inference_mode():
+    def build():
+        return zoo.seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)))
+
+    with torch.inference_mode():
+        model, x, y = build(), X.clone(), Y.clone()
+        model[0].weight.requires_grad_(False)
+    plain = build()
+    plain[0].weight.requires_grad_(False)
+    wanted = sl.measure(plain, (X, Y), measures=zoo.MEASURES)
+    for data in ((x, y), [(x[:2], y[:2]), (x[2:], y[2:])]):
+        found = sl.measure(model, data, measures=zoo.MEASURES)
+        for name in zoo.MEASURES:
+            assert found[name].value == pytest.approx(wanted[name].value, rel=1e-9), name
+    batches = [{"x": x, "y": y}]
+    found = sl.measure(
+        model, batches, lambda model, b: (F.cross_entropy(model(b["x"]), b["y"]), 6), measures=["kappa_sum"]
+    )
+    assert found["kappa_sum"].value == pytest.approx(wanted["kappa_sum"].value, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_of_width_zero():
+    class Hollow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into, self.out_of, self.beside = nn.Linear(4, 0), nn.Linear(0, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.out_of(torch.relu(self.into(x))) + self.beside(x)
+
+    model = zoo.seeded(Hollow)
+    H = zoo.hessian(model, mean_on(X))
+    report = sl.measure(model, (X, Y), measures="all", tolerance=0.01)
+    assert report["hessian_trace"].value == pytest.approx(float(H.trace()), rel=1e-9)
+    assert report["hessian_spectral_norm"].value == pytest.approx(float(torch.linalg.eigvalsh(H)[-1]), rel=1e-6)
+    assert report["rho_sum"].layers["into.weight"] == report["rho_sum"].layers["out_of.weight"] == 0
+    assert sl.audit(model, (X, Y), measures=["rho_sum"], strengths=[1.0]).trials
+    assert sl.spectrum(model, (X, Y), steps=5, probes=2).size == 18
+
+
+@pytest.mark.parametrize("how", ["block", "decorator", "cuda"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_autocast_inside_the_network_has_no_effect(how):
+    """If torch enters autocast by another way than `autocast.__enter__`, activations are rounded and this fails."""
+
+    class Casting(nn.Module):
+        def __init__(self, how):
+            super().__init__()
+            self.first, self.last, self.how = nn.Linear(4, 4), nn.Linear(4, 3), how
+
+        def plain(self, x):
+            return self.last(torch.tanh(self.first(x)))
+
+        def forward(self, x):
+            if self.how == "block":
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    return self.plain(x)
+            if self.how == "decorator":
+                return torch.autocast("cpu", dtype=torch.bfloat16)(self.plain)(x)
+            if self.how == "cuda":
+                with torch.cpu.amp.autocast(dtype=torch.bfloat16):
+                    return self.plain(x)
+            return self.plain(x)
+
+    names = ["hessian_spectral_norm", "hessian_trace", "kappa_sum"]
+    model, plain = zoo.seeded(lambda: Casting(how)).float(), zoo.seeded(lambda: Casting("")).float()
+    found, wanted = (sl.measure(each, (X.float(), Y), measures=names) for each in (model, plain))
+    assert found.loss == wanted.loss
+    assert [found[name].value for name in names] == [wanted[name].value for name in names]
+    assert model(X.float()).dtype == torch.bfloat16  # and outside it is as it was
 
 
 # --- buffers, devices, inputs -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ value never decreases; what is returned is the best point seen, for anyone to ev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -116,6 +117,8 @@ def maximize(
     while True:
         for climber in climbers:
             climber.climb(steps if len(climbers) > 2 else most_steps)
+            if not math.isfinite(climber.value):  # NaN would pass for less than the loss itself
+                return Maximum(climber.value, region.perturbation(climber.place), False)
         climbers.sort(key=lambda climber: climber.value, reverse=True)
         if len(climbers) <= 2:
             break
