@@ -112,7 +112,9 @@ def binary_cross_entropy_with_logits(
     positive = softplus(-input) if pos_weight is None else pos_weight.to(input.dtype) * softplus(-input)
     loss = target * positive + (1 - target) * softplus(input)
     loss = loss if weight is None else loss * weight.to(input.dtype)
-    return {"none": lambda: loss, "sum": loss.sum, "mean": loss.mean}[reduction]()
+    if reduction == "none":
+        return loss
+    return loss.sum() if reduction == "sum" else loss.mean()
 
 
 def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:

@@ -141,7 +141,7 @@ class Data:
             if rows:
                 index = torch.tensor(sorted(rows))
                 chosen.append(batch.map(lambda leaf, index=index: leaf[index.to(leaf.device)]))  # type: ignore[misc]
-        whole = _join(chosen)
+        whole = join(chosen)
         return chosen if whole is None else [whole]
 
     def _changed(self, what: str) -> str:

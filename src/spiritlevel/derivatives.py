@@ -46,7 +46,7 @@ def check_derivatives(problem: Problem) -> None:
     batch = problem.first_chunk() if problem.whole else problem.spread_samples(SAMPLES)[0][: 2 * SAMPLES]
     with problem.undisturbed():
         try:
-            with problem.in_double_precision() as double:
+            with problem.in_precision(torch.float64) as double:
                 _check(problem, double(batch), DOUBLE)
         except RuntimeError as error:
             if "dtype" not in str(error) and "type" not in str(error):

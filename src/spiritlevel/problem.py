@@ -188,7 +188,7 @@ class Problem:
 
     def chunk_outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
         """The outputs, or the loss where that calls the model itself: whatever runs the network once."""
-        return self.outputs(parameters, batch) if self._whole is None else self.chunk_loss(parameters, batch)
+        return self.outputs(parameters, batch) if not self.whole else self.chunk_loss(parameters, batch)
 
     def chunk_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The mean loss over one chunk, differentiable in `parameters`."""
@@ -205,7 +205,7 @@ class Problem:
 
     def weight_of(self, batch: Batch) -> float:
         """The weight of a batch in the mean over all data."""
-        count = self._count(batch) if self._whole is None else self.whole_loss(self.parameters, batch)[1]
+        count = self._count(batch) if not self.whole else self.whole_loss(self.parameters, batch)[1]
         return count / self.total_count
 
     def _own(self, size: int) -> Iterator[Batch]:
@@ -239,7 +239,7 @@ class Problem:
         """
         samples = self.survey.heavy.batch
         assert samples is not None
-        if self._whole is not None:
+        if self.whole:
             return samples
         return samples[torch.arange(count, device=self.device) % min(len(samples), count)]
 

@@ -8,7 +8,7 @@ those with an activation so near to its kink that rounding decides on which side
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -168,8 +168,8 @@ class _Kept:
     def add(self, chunk: Batch, masses: Tensor, chosen: Tensor | None = None) -> None:
         if self._problem.whole:
             self._total += float(masses.sum())
-            if chosen is None and (self._batch is None or bool(masses > self._masses)):
-                self._batch, self._masses = chunk, masses
+            if chosen is None:
+                self._take(chunk, masses)
             return
         rows = torch.arange(len(chunk)) if chosen is None else chosen.nonzero().squeeze(1).cpu()
         masses = masses[rows]
@@ -190,16 +190,18 @@ class _Kept:
 
     def gathered(self) -> Heavy:
         """Those of all processes."""
-        everyone: Iterator[_Kept] = iter(self._problem.ranks.gather((self._batch, self._masses, self._total)))
-        first, *others = everyone
-        self._batch, self._masses, self._total = first  # type: ignore[misc]
-        for batch, masses, total in others:  # type: ignore[misc]
+        everyone: list[tuple[Batch | None, Tensor, float]] = self._problem.ranks.gather(
+            (self._batch, self._masses, self._total)
+        )
+        self._batch, self._masses, self._total = everyone[0]
+        for batch, masses, total in everyone[1:]:
             self._total += total
-            if batch is None:
-                continue
-            if self._problem.whole:
-                if self._batch is None or bool(masses > self._masses):
-                    self._batch, self._masses = batch, masses
-            else:
-                self._merge(batch, masses)
+            if batch is not None:
+                self._take(batch, masses)
         return Heavy(self._batch, self._masses, self._total)
+
+    def _take(self, batch: Batch, masses: Tensor) -> None:
+        if not self._problem.whole:
+            self._merge(batch, masses)
+        elif self._batch is None or bool(masses > self._masses):
+            self._batch, self._masses = batch, masses

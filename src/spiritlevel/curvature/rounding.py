@@ -52,7 +52,7 @@ def share_of_rounding(problem: Problem, order: float = 1.0) -> float:
     `order` is the power of the precision that the error goes with.
     """
     ratio: float = torch.finfo(problem.dtype).eps / torch.finfo(torch.float32).eps
-    return ratio**order
+    return float(ratio**order)
 
 
 def rounding_errors(problem: Problem, compute: Callable[[Batch], list[float]], order: float = 1.0) -> list[float]:

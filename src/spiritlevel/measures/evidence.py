@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -240,7 +240,7 @@ class Evidence:
                 diagonals = shift[DIAGONAL]
                 changes = {name: diagonal.sum(dtype=torch.float64) for name, diagonal in diagonals.items()}
                 arrays[TRACE] = _plus(self.statistics.trace, changes)
-            yield replace(self.statistics, **arrays)
+            yield Statistics(self.statistics.layers, self.statistics.weights, **arrays)
 
     @property
     def comparable(self) -> bool:

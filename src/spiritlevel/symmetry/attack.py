@@ -195,10 +195,10 @@ def _reach(diagonal: Tensor, logs: Tensor, target: float) -> tuple[float, float]
 def _diagonal_of_hessian(problem: Problem) -> dict[str, Tensor]:
     """The Gauss–Newton diagonal: exact for piecewise linear networks, good enough to pick a direction for all."""
     anatomy = examine(problem)
-    found = sweep(problem, anatomy, frozenset([DIAGONAL]), torch.Generator().manual_seed(0)).groups[0].diagonal
+    found = sweep(problem, anatomy, frozenset([DIAGONAL]), torch.Generator().manual_seed(0)).found[DIAGONAL]
     if not found:
         return {name: torch.ones_like(value, dtype=torch.float64) for name, value in problem.parameters.items()}
-    return {name: value.clamp(min=0).cpu() for name, value in found.items()}
+    return {name: draws[0].clamp(min=0).cpu() for name, draws in found.items()}
 
 
 def _layer_directions(symmetries: Symmetries) -> list[Tensor]:
