@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from spiritlevel.spectrum import Spectrum
 
 FORMAT = "spiritlevel-report-1"
+# The error of an exact value, relative to it, that does not reach the digits a value is printed with.
+HIDDEN = 1e-5
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Value:
     def __str__(self) -> str:
         if not self.available:
             return "not available"
-        return f"{self.value:.6g}" if self.error == 0 else f"{self.value:.6g} ± {self.error:.1g}"
+        hidden = self.error <= (HIDDEN * abs(self.value) if self.exact else 0)
+        return f"{self.value:.6g}" if hidden else f"{self.value:.6g} ± {self.error:.1g}"
 
 
 @dataclass(frozen=True)

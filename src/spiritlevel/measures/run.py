@@ -21,6 +21,7 @@ from spiritlevel._version import __version__
 from spiritlevel.batches import Data
 from spiritlevel.checks import check_tolerance, check_whole_number, refuse_nonfinite_loss
 from spiritlevel.curvature.statistics import GROUPS
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss, resolve_loss
 from spiritlevel.measures import resolve_measures
 from spiritlevel.measures.evidence import Evidence
@@ -85,10 +86,8 @@ def measure(
     )
     with reporting(progress) as reporter, current_ranks(distributed).together():
         if samples is None:
-            problem = Problem(
-                model, plan.loss, data, parameters=parameters, dtype=dtype, fix_data=fix_data, distributed=distributed
-            )
-            return _measured(problem, plan, reporter)
+            given = read_data(model, data, fix_data=fix_data)
+            return _in_range(functools.partial(_problem, model, given, plan, parameters), dtype, plan, reporter)
         return _on_a_subset(
             model, read_data(model, data, fix_data=fix_data), samples, parameters, dtype, plan, reporter
         )
@@ -106,6 +105,36 @@ class _Plan:
     distributed: bool
 
 
+def _problem(
+    model: nn.Module, data: Data, plan: _Plan, parameters: list[str] | None, dtype: torch.dtype | None
+) -> Problem:
+    return Problem(model, plan.loss, data, parameters=parameters, dtype=dtype, distributed=plan.distributed)
+
+
+def _in_range(
+    build: Callable[[torch.dtype | None], Problem], dtype: torch.dtype | None, plan: _Plan, reporter: Reporter
+) -> Report:
+    """The report on a problem, in double precision where the numbers leave the range of single precision."""
+    problem = build(dtype)
+    try:
+        return _measured(problem, plan, reporter)
+    except (ArithmeticError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+        if dtype is not None or problem.dtype != torch.float32:
+            raise SpiritLevelError(
+                f"the measures leave the range of {str(problem.dtype).removeprefix('torch.')} ({error}): scale the data or the "
+                "weights" + (", or pass dtype=torch.float64" if problem.dtype == torch.float32 else "")
+            ) from error
+    report = _measured(build(torch.float64), plan, reporter)
+    note = "measured in double precision: the numbers leave the range of single precision"
+    return replace(report, notes=(*report.notes, note))
+
+
+def _check_range(value: Value) -> None:
+    """Every number that is not marked as what it is must be finite; a volume may be infinite and says so."""
+    if value.method != "not available" and not value.notes and not math.isfinite(value.value + value.error):
+        raise OverflowError(f"{value.name} is {value.value} ± {value.error}")
+
+
 def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
     """Every measure of the plan; after Ctrl-C those that were finished."""
     started, memory = time.perf_counter(), _peak_memory()
@@ -121,8 +150,7 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
                 reporter.stage(each.name)
                 try:
                     value = compute_within_memory(each, evidence)
-                    if math.isnan(value.value) and value.method != "not available":
-                        refuse_nonfinite_loss(problem)  # says where, if a derivative is why
+                    _check_range(value)
                     values[_free_label(each, values)] = _within(value, plan.tolerance)
                 except KeyboardInterrupt:
                     if not values or problem.ranks.size > 1:
@@ -166,17 +194,14 @@ def _on_a_subset(
     divide = not plan.loss.whole_batch and data.first.targets is not None
     subset, groups, share = random_subset(data, samples, divide, plan.seed)
 
-    def problem(part: Data) -> Problem:
-        return Problem(model, plan.loss, part, parameters=parameters, dtype=dtype, distributed=plan.distributed)
-
-    whole = _measured(problem(subset), plan, reporter)
+    whole = _in_range(functools.partial(_problem, model, subset, plan, parameters), dtype, plan, reporter)
     if not groups:
         return replace(whole, notes=(*whole.notes, f"samples={samples} covers all {data.samples} samples"))
     parts: list[Report] = []
     with contextlib.suppress(KeyboardInterrupt):
         for index, group in enumerate(groups):
             reporter.within(f"sampling error, part {index + 1} of {len(groups)}: ")
-            parts.append(_measured(problem(group), plan, reporter))
+            parts.append(_in_range(functools.partial(_problem, model, group, plan, parameters), dtype, plan, reporter))
     return with_sampling_error(whole, parts, len(groups), share, data.samples)
 
 

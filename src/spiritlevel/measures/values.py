@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,8 @@ def from_statistics(
         if not (everything or evidence.anatomy.layers):
             return unavailable(measure, NO_LAYERS)
         reading = read(evidence.statistics)
+        if not math.isfinite(reading.value):
+            raise OverflowError(f"{measure.name} is {reading.value}")
         relevant = frozenset(evidence.problem.parameters if everything else evidence.anatomy.layers)
         noisy = frozenset() if kinds == frozenset([FISHER]) else evidence.estimated & relevant
         found = _rounded(reading, [read(each) for each in evidence.shifted(kinds)], evidence)
