@@ -154,7 +154,16 @@ def test_a_damaged_failure_is_no_obstacle(tiny, tmp_path, finished, content):
 
 
 @pytest.mark.parametrize(
-    "content", [*DAMAGES, '{"name": "tiny", "cells": [{}]}', '{"name": "tiny", "cells": [{"hash": "../.."}]}']
+    "content",
+    [
+        *DAMAGES,
+        '{"name": "tiny", "cells": [{}]}',
+        '{"name": "tiny", "cells": [{"hash": "../.."}]}',
+        '{"name": "tiny", "cells": [{"hash": "a", "seed": [1]}]}',
+        '{"name": "tiny", "cells": [], "factors": {"training.batch_size": 3}}',
+        '{"name": "tiny", "cells": [], "tied": [3]}',
+        '{"name": "tiny", "cells": [], "config": {"seeds": 3}}',
+    ],
 )
 def test_a_damaged_description_is_written_anew(tiny, tmp_path, finished, capsys, content):
     whole = (tmp_path / "out/study.json").read_bytes()

@@ -4,7 +4,6 @@ import gzip
 import os
 import pickle
 import re
-import resource
 import struct
 import sys
 import types
@@ -445,6 +444,7 @@ def archive(path, name="x", header=None, content=b"", method=zipfile.ZIP_DEFLATE
 @pytest.fixture
 def little_memory():
     """No more than two gigabytes beyond what is in use: what is allocated on the word of a header fails."""
+    resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, before[1]))

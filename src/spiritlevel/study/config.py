@@ -327,7 +327,7 @@ def read_study(
     text, where = read_text(name_or_file)
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpiritLevelError(f"{where}: not valid TOML: {error}") from None
     reader = _Reader(where, _lines_of_keys(text))
     raw.setdefault("name", Path(where).stem)
@@ -372,7 +372,7 @@ def read_override(text: str, option: str) -> tuple[str, Any]:
         raise SpiritLevelError(f"{option} takes key=value, got {text!r}")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return key, value
 
 

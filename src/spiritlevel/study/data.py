@@ -358,13 +358,13 @@ def _load_cifar10(argument: str, split: Split) -> _Raw:
 
 
 def _read_cifar_binary(path: Path) -> tuple[Tensor, Tensor]:
-    content = np.fromfile(path, dtype=np.uint8)
-    if len(content) == 0 or len(content) % _RECORD:
+    size = path.stat().st_size
+    if size == 0 or size % _RECORD:
         raise SpiritLevelError(
-            f"{path} must hold records of {_RECORD} bytes (a label and 3×32×32 pixels), found {len(content)} bytes = "
-            f"{len(content) // _RECORD} records and {len(content) % _RECORD} bytes; fetch it again"
+            f"{path} must hold records of {_RECORD} bytes (a label and 3×32×32 pixels), found {size} bytes = "
+            f"{size // _RECORD} records and {size % _RECORD} bytes; fetch it again"
         )
-    records = torch.from_numpy(content).reshape(-1, _RECORD)
+    records = torch.from_numpy(np.fromfile(path, dtype=np.uint8)).reshape(-1, _RECORD)
     _check_labels(records[:, 0], 10, path)
     return records[:, 1:], records[:, 0]
 

@@ -58,6 +58,11 @@ def study_damage(plain: Mapping[str, Any]) -> str:
     return (
         wrong_entries(plain, {"name": str, "cells": list})
         or wrong_entries(plain, {"config": dict, "factors": dict, "tied": list}, optional=True)
+        or wrong_entries(plain.get("config") or {}, {"seeds": list}, optional=True)
+        or wrong_entries(plain.get("factors") or {}, dict.fromkeys(plain.get("factors") or {}, list))
+        or (
+            "" if all(isinstance(group, list) for group in plain.get("tied") or []) else "'tied' is not a list of lists"
+        )
         or next(
             (f"cell {i}: {damage}" for i, entry in enumerate(plain["cells"]) if (damage := _entry_damage(entry))), ""
         )
@@ -67,7 +72,7 @@ def study_damage(plain: Mapping[str, Any]) -> str:
 def _entry_damage(entry: Any) -> str:
     if not isinstance(entry, dict):
         return f"is {_kind(entry)}"
-    damage = wrong_entries(entry, {"hash": str}) or wrong_entries(entry, {"factors": dict}, optional=True)
+    damage = wrong_entries(entry, {"hash": str}) or wrong_entries(entry, {"factors": dict, "seed": int}, optional=True)
     return damage or ("" if _FOLDER_NAME.fullmatch(entry["hash"]) else f"{entry['hash']!r} is no hash")
 
 
