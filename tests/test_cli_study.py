@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,17 @@ def test_run_computes_and_reports_and_goes_on(run, study, tmp_path):
     code, _, _ = run("report", out_folder)
     assert code == 0
     assert (out_folder / "report.html").is_file()
+
+
+def test_a_quick_run_says_so_and_names_its_data(run, study, tmp_path):
+    study.write_text(
+        STUDY.replace("tiny", "tiny on MNIST") + '[quick]\nseeds = 1\n[quick.data]\nname = "random:50,6,3,1"\n'
+    )
+    code, _, err = run("run", study, "--quick", "--folder", tmp_path / "out")
+    assert code == 0, err
+    title = "quick version, trained on random:50,6,3,1, of “tiny on MNIST”"
+    assert err.splitlines()[0] == f"tiny: {title}; 2 networks"
+    assert f"<h1>Study tiny: {title}</h1>" in unescape((tmp_path / "out" / "report.html").read_text())
 
 
 def test_status_names_what_is_excluded_and_what_failed(run, study, tmp_path, monkeypatch):

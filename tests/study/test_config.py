@@ -235,3 +235,10 @@ def test_other_data_are_named_before_a_title_that_names_data(tiny):
     assert str(read_study(tiny, overrides=["title=''", "seeds=1", "training.batch_size=3"])) == (
         "tiny: trained on random:60,6,3,0; 1 network"
     )
+
+
+def test_values_nested_deeper_than_python_follows_are_refused(tiny):
+    deep = "[" * 100_000
+    assert read_override(f"a={deep}", "--set") == ("a", deep)
+    Path(tiny).write_text(f"title = {deep}\n")
+    assert "not valid TOML" in refusal(tiny)
