@@ -94,6 +94,7 @@ class _Trial:
         allowed = precision.tolerance * self.size(list(self.point))
         still, tiny = self.loss(names, 0.0), precision.tiny
         rounding = max(abs(self.loss(names, h) - still - h * slope) for h in (tiny, -tiny, 2 * tiny))
+        rounding = max(rounding, torch.finfo(precision.dtype).eps * abs(still))  # a change too small shows none at all
         found = slope
         for step in precision.steps:
             found = (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
