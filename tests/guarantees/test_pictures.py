@@ -1,5 +1,6 @@
 """The pictures and pages of the guarantees: numbers drawn are numbers given, bytes are stable, never colour alone."""
 
+import math
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
@@ -146,6 +147,7 @@ def test_the_answers() -> None:
         "Curvature predicts the mean to 5 % up to δ = 0.10.",
     ]
     assert robustness_answer(robustness(0.0))[-1] == ("Curvature does not predict the mean to 5 % even at δ = 0.010.")
+    assert robustness_answer(robustness(math.nan))[-1].endswith("how far curvature predicts them cannot be told.")
 
 
 def test_pages_hold_pictures_and_numbers(tmp_path) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import spiritlevel as sl
 from refusals import refused
 from spiritlevel.guarantees.mixing import Mixing, gaussian, norm, orthogonal
-from spiritlevel.guarantees.robustness import feature_robustness
+from spiritlevel.guarantees.robustness import Point, _holds_until, feature_robustness
 from spiritlevel.layers import Layer
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -186,6 +186,43 @@ def test_away_from_a_critical_point_it_says_so() -> None:
     assert found.largest > found.bound
     assert found.notes[0].startswith("not at a critical point: the first-order change is up to")
     assert "terms beyond second order" in found.notes[1] or "exceeds" in found.notes[1]
+
+
+def test_the_first_order_note_covers_the_worst_matrix_too(trained) -> None:
+    """max |⟨∇L, WA⟩| over ‖A‖ ≤ 1 is the sum of the singular values of WᵀG; random A see a fraction of it."""
+    model, data = trained
+    other = copy.deepcopy(model)
+    other[5].weight.data += 0.3
+    found = feature_robustness(other, data, "5.weight", 1e-4)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(other(data[0]), data[1]), other[5].weight)
+    weight = other[5].weight.detach()
+    assert found.first_order == pytest.approx(1e-4 * float(torch.linalg.svdvals(weight.T @ gradient).sum()))
+    at_witness = 1e-4 * float((weight @ found.witness[0] * gradient).sum())
+    assert 0.9 * found.first_order < at_witness <= found.first_order * (1 + 1e-9)
+    assert found.largest == pytest.approx(at_witness, rel=0.05)
+    assert f"the first-order change is up to {found.first_order:.2g}" in found.notes[0]
+
+
+def test_in_single_precision_agreement_is_claimed_where_the_table_shows_it(trained) -> None:
+    model, (x, y) = trained
+    single = copy.deepcopy(model).float(), (x.float(), y)
+    for delta in (1e-3, 1e-4, 1e-5):  # there the rises sink into the rounding of a single-precision loss
+        found = feature_robustness(*single, "5.weight", delta, num_matrices=2, ascend=False)
+        for point in found.curve:
+            gap = abs(point.mean - point.second_order)
+            assert (gap <= 0.05 * abs(point.mean)) == (point.delta <= found.holds_until), point
+        assert found.holds_until == found.curve[-1].delta
+
+
+def test_what_rounding_hides_is_not_called_agreement() -> None:
+    def point(delta: float, mean: float, second: float) -> Point:
+        return Point(delta, mean, 0.0, second, math.nan, 1.0)
+
+    hidden, good, bad = point(0.1, 1e-9, 1.1e-9), point(0.2, 1.0, 1.04), point(0.3, 1.0, 1.1)
+    assert _holds_until([hidden, good, bad], [1e-6] * 3) == 0.2
+    assert _holds_until([hidden, bad, good], [1e-6] * 3) == 0.0
+    assert _holds_until([bad, good], [0.09] * 2) == 0.0  # rounding no longer excuses a gap
+    assert math.isnan(_holds_until([hidden], [1e-6]))
 
 
 def test_two_neighbours_moved_apart_need_a_large_matrix() -> None:

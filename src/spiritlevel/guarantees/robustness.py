@@ -65,7 +65,8 @@ class Robustness:
         values: F of every matrix; for random ones the means of the pairs A, −A.
         mean, mean_error: Their mean and its standard error (0 for given matrices, where the mean is over all of them).
         second_order: δ²/2 times the mean of ⟨WA, H(WA)⟩: what curvature says `mean` should be.
-        first_order: δ times the largest |⟨∇L, WA⟩| of the matrices: 0 at a critical point.
+        first_order: δ times the largest |⟨∇L, WA⟩| of any matrix as large as those used (‖A‖ ≤ 1 or more): 0 at a critical
+            point.
         largest: The largest F found by ascent over ‖A‖ ≤ 1, nan where it was not sought; `witness` is its A.
         settled: Whether the ascent was no longer gaining.
         noise, noise_error: The mean rise with noise of the matching distribution at the features, drawn anew for every
@@ -73,7 +74,8 @@ class Robustness:
         kappa, kappa_error: κ^l = ‖W‖² λ_max(H_l) and the bound on its error.
         bound: δ²/2·κ^l·max(1, ‖A‖)²: at a critical point no F exceeds it by more than O(δ³).
         curve: The same over a range of δ.
-        holds_until: The largest δ of the curve up to which the second-order value is within 5 % of the mean; 0 for none.
+        holds_until: The largest δ of the curve up to which the second-order value is within 5 % of the mean; 0 for none, nan
+            where all rises are within the rounding of the loss.
         matrices: Which matrices: "orthogonal", "gaussian" or "given".
         notes: What a reader must know.
     """
@@ -161,6 +163,7 @@ def feature_robustness(
 
     W(φ + δAφ) = (W + δWA)φ, so F is the rise of the loss from W to W + δWA. At a critical point F = δ²/2·⟨WA, H(WA)⟩ + O(δ³)
     ≤ δ²/2·‖W‖²‖A‖²λ_max(H_l) + O(δ³) = δ²/2·κ^l·‖A‖² + O(δ³). F is unchanged by a rescaling of layers, as κ^l is.
+    Where F is so small that the rounding of a single-precision loss would show, losses are taken in double precision.
 
     Args:
         model, data, loss, tolerance, seed, dtype, fix_data: As for `measure`.
@@ -185,11 +188,12 @@ def feature_robustness(
             raise SpiritLevelError(f"delta must be a positive number, the size of the perturbation; got {value!r}")
     study = _Study.of(model, data, loss, layer, seed=seed, tolerance=tolerance, dtype=dtype, fix_data=fix_data)
     chosen = study.matrices(matrices, num_matrices)
-    largest, settled, witness = study.ascend(delta) if ascend else (math.nan, True, None)
+    settled, witness = study.ascend(delta) if ascend else (True, None)
     places = sorted({float(delta), *(deltas if deltas is not None else (delta * 2 ** (k / 2) for k in range(-6, 5)))})
     curve = tuple(study.point(place, chosen, witness) for place in places)
     here = next(point for point in curve if point.delta == float(delta))
     noise, noise_error = study.inject(delta, chosen)
+    first_order = study.steepest(delta, chosen)
     return Robustness(
         layer=study.name,
         delta=float(delta),
@@ -198,8 +202,8 @@ def feature_robustness(
         mean=here.mean,
         mean_error=here.mean_error,
         second_order=here.second_order,
-        first_order=delta * max(chosen.slopes),
-        largest=largest,
+        first_order=first_order,
+        largest=here.adversarial,
         settled=settled,
         witness=witness,
         noise=noise,
@@ -208,21 +212,36 @@ def feature_robustness(
         kappa_error=study.kappa_error,
         bound=here.bound,
         curve=curve,
-        holds_until=_holds_until(curve, study.rounding),
+        holds_until=_holds_until(curve, [study.at(place).rounding for place in places]),
         matrices=chosen.kind,
-        notes=tuple(study.notes(delta, chosen, noise, largest)),
+        notes=tuple(study.notes(here, first_order, noise)),
     )
 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The matrices of one call: `slopes` are |⟨∇L, WA⟩| and `curvatures` ⟨WA, H(WA)⟩."""
+    """The matrices of one call: `curvatures` are ⟨WA, H(WA)⟩, `norm` the largest ‖A‖ or 1."""
 
     kind: str
     matrices: list[Tensor]
-    slopes: list[float]
     curvatures: list[float]
     norm: float
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """Losses of the network with another weight in one layer, in one precision."""
+
+    problem: Problem
+    mixing: Mixing
+    base: float
+
+    @property
+    def rounding(self) -> float:
+        return 16 * torch.finfo(self.problem.dtype).eps * (1 + abs(self.base))
+
+    def rise(self, name: str, delta: float, a: Tensor) -> float:
+        return self.problem.loss({name: self.mixing.weight + delta * self.mixing.product(a)}) - self.base
 
 
 class _Study:
@@ -239,7 +258,9 @@ class _Study:
         self._products = HessianProducts(problem)
         self.base, gradient = problem.gradient()
         self._gradient = gradient[name].double()
-        self.rounding = 16 * torch.finfo(problem.dtype).eps * (1 + abs(self.base))
+        self._own = _Losses(problem, self.mixing, self.base)
+        self._precise: _Losses | None = None
+        self._curvature = 0.0  # ⟨WA, H(WA)⟩ of the matrices, about
 
     @classmethod
     def of(
@@ -282,17 +303,31 @@ class _Study:
             kind, found = "given", given(wanted, self.mixing.shape)
         directions = [self.mixing.product(a).reshape(-1) for a in found]
         images = self._products(directions)
-        return _Chosen(
-            kind,
-            found,
-            [abs(float(v.double() @ self._gradient.reshape(-1))) for v in directions],
-            [float(v.double() @ image.double()) for v, image in zip(directions, images, strict=True)],
-            max(1.0, *map(norm, found)),
-        )
+        curvatures = [float(v.double() @ image.double()) for v, image in zip(directions, images, strict=True)]
+        self._curvature = abs(sum(curvatures)) / len(curvatures)
+        return _Chosen(kind, found, curvatures, max(1.0, *map(norm, found)))
+
+    def at(self, delta: float) -> _Losses:
+        """Losses precise enough for the rises at this δ: in double precision where rounding would show."""
+        exact_enough = self._own.rounding <= 0.1 * AGREEMENT * delta**2 / 2 * self._curvature
+        if exact_enough or self.problem.dtype == torch.float64 or self.problem.device.type == "mps":
+            return self._own
+        if self._precise is None:
+            own = self.problem
+            names = [glob.escape(self.name)]
+            doubled = Problem(own.model, own.loss_function, own.data, parameters=names, dtype=torch.float64)
+            mixing = Mixing(self._anatomy.layers[self.name], doubled.parameters[self.name])
+            self._precise = _Losses(doubled, mixing, doubled.loss())
+        return self._precise
+
+    def steepest(self, delta: float, chosen: _Chosen) -> float:
+        """δ·max |⟨∇L, WA⟩| over all A as large as the chosen ones: the sum of the singular values of WᵀG."""
+        slope = self.mixing.slope(self._gradient.to(self.weight)).double()
+        return delta * chosen.norm * float(torch.linalg.svdvals(slope).sum())
 
     def rise(self, delta: float, a: Tensor) -> float:
         """F(δ, S, A)."""
-        return self.problem.loss({self.name: self.weight + delta * self.mixing.product(a)}) - self.base
+        return self.at(abs(delta)).rise(self.name, delta, a)
 
     def values(self, delta: float, chosen: _Chosen) -> list[float]:
         if chosen.kind == "given":
@@ -311,11 +346,11 @@ class _Study:
             half * self.kappa * chosen.norm**2,
         )
 
-    def ascend(self, delta: float) -> tuple[float, bool, Tensor]:
+    def ascend(self, delta: float) -> tuple[bool, Tensor]:
         axes = [self._pair.vector.reshape(-1).to(self.weight), *self._pair.others[:1].to(self.weight)]
         region = SpectralBall(self.mixing, delta, axes)
         found = maximize(self.problem, region, tolerance=self._tolerance, generator=self.generator(2), most_steps=30)
-        return found.loss - self.base, found.settled, region.last.detach().clone()
+        return found.settled, region.last.detach().clone()
 
     def inject(self, delta: float, chosen: _Chosen, repeats: int = 6) -> tuple[float, float]:
         """The mean rise with noise of the matching distribution, drawn anew for every sample."""
@@ -323,15 +358,16 @@ class _Study:
         if any(axis != SampleAxis(0) for axis in axes):
             return math.nan, math.nan
         single = chosen.kind == "orthogonal" and len(axes) == 1
-        injection = Injection(self.problem, self.name, self.mixing.shape, self._drawing(chosen), single)
+        losses = self.at(delta)
+        injection = Injection(losses.problem, self.name, self.mixing.shape, self._drawing(chosen), single)
         signs = (1.0,) if chosen.kind == "given" else (1.0, -1.0)
         rises = []
         for repeat in range(repeats):
             try:
-                losses = [injection.rise(sign * delta, self.generator(100 + repeat)) for sign in signs]
+                found = [injection.rise(sign * delta, self.generator(100 + repeat)) for sign in signs]
             except NoFeaturesError:
                 return math.nan, math.nan
-            rises.append(sum(losses) / len(losses) - self.base)
+            rises.append(sum(found) / len(found) - losses.base)
         return sum(rises) / len(rises), _standard_error(rises)
 
     def _drawing(self, chosen: _Chosen) -> Callable[[int, torch.Generator], Tensor]:
@@ -340,17 +376,17 @@ class _Study:
         stack = torch.stack([a.double() for a in chosen.matrices])
         return lambda count, generator: stack[torch.randint(len(stack), (count,), generator=generator)]
 
-    def notes(self, delta: float, chosen: _Chosen, noise: float, largest: float) -> list[str]:
-        notes, bound = list(self.problem.notes), delta**2 / 2 * self.kappa * chosen.norm**2
-        first = delta * max(chosen.slopes)
-        if first > AGREEMENT * abs(bound):
+    def notes(self, here: Point, first_order: float, noise: float) -> list[str]:
+        notes = list(self.problem.notes)
+        if first_order > AGREEMENT * abs(here.bound):
             notes.append(
-                f"not at a critical point: the first-order change is up to {first:.2g}, and the bound {bound:.2g} does not "
-                "cover it"
+                f"not at a critical point: the first-order change is up to {first_order:.2g}, and the bound {here.bound:.2g} "
+                "does not cover it"
             )
-        if largest > bound + self.rounding:
+        if here.adversarial > here.bound + self.at(here.delta).rounding:
             notes.append(
-                f"the largest rise found exceeds δ²/2·κ, which bounds it at a critical point up to O(δ³): {largest:.3g}"
+                "the largest rise found exceeds δ²/2·κ, which bounds it at a critical point up to O(δ³): "
+                f"{here.adversarial:.3g}"
             )
         if math.isnan(noise):
             notes.append("noise injection is not available: the layer's inputs are indices, or not one row a sample")
@@ -374,14 +410,20 @@ def _standard_error(values: Sequence[float]) -> float:
     return float(torch.tensor(values, dtype=torch.float64).std()) / math.sqrt(len(values))
 
 
-def _holds_until(curve: Sequence[Point], rounding: float) -> float:
-    """The largest δ up to which mean and second-order value agree to 5 %, rounding of the loss allowed for."""
-    reached = 0.0
-    for point in curve:
-        if abs(point.mean - point.second_order) > AGREEMENT * abs(point.mean) + rounding:
+def _holds_until(curve: Sequence[Point], roundings: Sequence[float]) -> float:
+    """The largest δ up to which mean and second-order value agree to 5 %; nan where rounding hides both everywhere.
+
+    A point at which both are within the rounding of the loss says nothing and is passed over.
+    """
+    reached, told = 0.0, False
+    for point, rounding in zip(curve, roundings, strict=True):
+        if max(abs(point.mean), abs(point.second_order)) <= rounding:
+            continue
+        told = True
+        if not abs(point.mean - point.second_order) <= AGREEMENT * abs(point.mean):
             break
         reached = point.delta
-    return reached
+    return reached if told else math.nan
 
 
 __all__ = ["Point", "Robustness", "feature_robustness"]

@@ -271,6 +271,8 @@ def robustness_answer(found: Robustness) -> list[str]:
         said.append(f"The worst direction found raises it by {worst}, {below} the bound δ²/2·κ = {bound}.")
     if found.holds_until > 0:
         said.append(f"Curvature predicts the mean to 5 % up to δ = {significant(found.holds_until, 2)}.")
+    elif math.isnan(found.holds_until):
+        said.append("The rises are within the rounding of the loss, so how far curvature predicts them cannot be told.")
     else:
         said.append(f"Curvature does not predict the mean to 5 % even at δ = {significant(found.curve[0].delta, 2)}.")
     return said
