@@ -1,5 +1,6 @@
 """Lines and planes: what they pass through, what each normalization survives, and what an interruption keeps."""
 
+import copy
 import json
 import math
 
@@ -10,7 +11,7 @@ from torch import nn
 import spiritlevel as sl
 from spiritlevel import landscape
 from spiritlevel.curvature.dense import dense_hessian
-from spiritlevel.directions import NORMALIZATIONS, Finder, between
+from spiritlevel.directions import NORMALIZATIONS, Finder, _difference, between
 from spiritlevel.problem import Problem
 from spiritlevel.symmetry import inner, layer_directions, layer_metric, neuron_directions, node_metric
 
@@ -139,6 +140,78 @@ def test_a_line_between_two_networks_ends_at_both_with_their_buffers():
     assert "1.running_mean" in between(Problem(a, "cross_entropy", (x, y)), b)
     with pytest.raises(sl.SpiritLevelError, match=r"same architecture: 0.weight has shape \(5, 3\)"):
         landscape.line(a, (x, y), directions=nn.Sequential(nn.Linear(3, 4)))
+
+
+class Normalized(nn.Module):
+    """A network with a running variance of its own size and a mask."""
+
+    def __init__(self, seed: int, spread: float) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.layers = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)).double()
+            self.layers(spread * torch.randn(50, 3).double())
+        self.layers[1].running_var.mul_(spread)
+        self.register_buffer("mask", torch.zeros(2, 2))
+        self.eval()
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def by_hand(models: list[nn.Module], steps: list[float], shares: list[float], data) -> float:
+    """The loss with weights at a + Σ step·(b − a) and buffers at a mixture with these shares."""
+    first, *others = (model.state_dict() for model in models)
+    mixed = copy.deepcopy(models[0])
+    buffers = {name for name, _ in mixed.named_buffers()}
+    state = {}
+    for name, here in first.items():
+        weights = shares if name in buffers else steps
+        moves = [w * (other[name] - here) for w, other in zip(weights, others, strict=True)]
+        state[name] = here + sum(moves) if here.is_floating_point() else here
+    mixed.load_state_dict(state)
+    return loss_of(mixed, *data)
+
+
+def test_beyond_two_networks_buffers_stay_and_the_loss_is_finite():
+    a, b = Normalized(0, 1.0), Normalized(1, 30.0)
+    data = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).double(), torch.arange(20) % 2
+    assert float((a.layers[1].running_var - 0.25 * (b.layers[1].running_var - a.layers[1].running_var)).min()) < 0
+    found = landscape.line(a, data, directions=b, points=7)  # from −0.25 to 1.25
+    assert bool(found.losses.isfinite().all())
+    for t, value in zip(found.steps.tolist(), found.losses[0].tolist(), strict=True):
+        assert value == pytest.approx(by_hand([a, b], [t], [min(max(t, 0.0), 1.0)], data), rel=1e-9)
+    assert found.notes == (
+        "beyond the models buffers stay what they are at the nearest mixture of them: layers.1.running_mean, "
+        "layers.1.running_var",
+    )
+    assert landscape.line(a, data, directions=b, span=(0.0, 1.0), points=3).notes == ()
+
+
+def test_beyond_three_networks_too():
+    models = [Normalized(0, 1.0), Normalized(1, 30.0), Normalized(2, 5.0)]
+    data = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).double(), torch.arange(20) % 2
+    found = landscape.surface(models[0], data, directions=tuple(models[1:]), points=5)  # −0.5, 0, 0.5, 1, 1.5
+    assert bool(found.losses.isfinite().all())
+    shares = {(0, 0): [0.0, 0.0], (3, 3): [0.5, 0.5], (4, 0): [1.0, 0.0], (2, 1): [0.5, 0.0], (4, 3): [0.75, 0.25]}
+    for (i, j), share in shares.items():
+        steps = [float(found.x[i]), float(found.y[j])]
+        assert float(found.losses[j, i]) == pytest.approx(by_hand(models, steps, share, data), rel=1e-9)
+
+
+def test_infinities_that_differ_leave_no_line():
+    a, b = Normalized(0, 1.0), Normalized(1, 2.0)
+    b.mask[0, 1] = -math.inf
+    data = torch.randn(20, 3).double(), torch.arange(20) % 2
+    with pytest.raises(
+        sl.SpiritLevelError, match="no line between the two models: mask is not finite where they differ"
+    ):
+        landscape.line(a, data, directions=b)
+
+
+def test_infinities_that_both_have_do_not_move():
+    mask = torch.tensor([0.0, -math.inf])
+    assert _difference(mask, mask).tolist() == [0.0, 0.0]
 
 
 def test_a_plane_through_three_networks_has_them_at_its_corners(trained):

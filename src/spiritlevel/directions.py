@@ -161,7 +161,10 @@ class Finder:
 
 
 def between(problem: Problem, other: Toward) -> Parameters:
-    """θ' − θ for a second model or state of the same architecture, with the buffers that differ."""
+    """θ' − θ for a second model or state of the same architecture, with the buffers that differ.
+
+    A buffer that is infinite in one and not in the other cannot be mixed and is refused.
+    """
     state = dict(other) if isinstance(other, Mapping) else other.state_dict()
     own = {**dict(problem.model.named_buffers()), **dict(problem.model.named_parameters())}
     missing = [name for name in own if name not in state and name in problem.parameters]
@@ -175,11 +178,21 @@ def between(problem: Problem, other: Toward) -> Parameters:
         )
     like = problem.parameters_like()
     moves = {
-        name: state[name].detach().to(like) - tensor.detach().to(like)
+        name: _difference(state[name].detach().to(like), tensor.detach().to(like))
         for name, tensor in own.items()
         if name in state and tensor.is_floating_point()
     }
+    unmixable = [name for name, step in moves.items() if not bool(step.isfinite().all())]
+    if unmixable:
+        raise SpiritLevelError(
+            f"there is no line between the two models: {unmixable[0]} is not finite where they differ"
+        )
     return {name: step for name, step in moves.items() if name in problem.parameters or bool(step.any())}
+
+
+def _difference(there: Tensor, here: Tensor) -> Tensor:
+    """there − here, and 0 where they are equal: a causal mask holds infinities."""
+    return torch.where(there == here, 0.0, there - here)
 
 
 def _quotient(size: Tensor, length: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.losses import Loss
 from spiritlevel.problem import Parameters, Problem
 from spiritlevel.result import write_whole
+from spiritlevel.wording import listed
 
 Progress = Callable[[int, int], None]
 LossLike = str | Callable[..., Any] | Loss
@@ -125,7 +126,8 @@ def line(
         model, data, loss, parameters, dtype, fix_data: As for `measure`.
         directions: "random" (Gaussian, one for each of `count` seeds), "eigen" (the `count` top eigenvectors of the
             Hessian in the normalization's scale), or a second model or state of the same architecture, to which
-            t = 1 leads; then buffers such as running means go along.
+            t = 1 leads; then buffers such as running means go along between the two, and beyond stay what they are at the
+            nearer one: a running variance continued in a straight line would fall below zero.
         normalization: One of `NORMALIZATIONS`; "layer" by default, "none" towards another model.
         biases: Whether biases and other parameters that are no layer's weight move. By default they do, except with
             "filter", whose authors keep them; there a bias that moves counts as a filter of one entry.
@@ -149,7 +151,8 @@ def line(
     jobs = {f"{k}:{i}": {k: float(t)} for k in range(len(found)) for i, t in enumerate(steps)}
     values = _evaluate(problem, found, jobs, _Kept(file, origin), progress)
     losses, accuracies = _arrays(values, (len(found), points))
-    return Line(steps, losses, accuracies, tuple(labels), chosen, (*problem.notes, *finder.notes))
+    notes = (*problem.notes, *finder.notes, *_held_notes(problem, found, steps))
+    return Line(steps, losses, accuracies, tuple(labels), chosen, notes)
 
 
 def surface(
@@ -172,7 +175,8 @@ def surface(
     """The loss over a plane through a minimum, on a square grid of `points` a side.
 
     Arguments as for `line`; `directions` may be two models of the same architecture, for the plane through all three:
-    (0, 0) is `model`, (1, 0) the first and (0, 1) the second.
+    (0, 0) is `model`, (1, 0) the first and (0, 1) the second. Buffers are those of the nearest point of the triangle between
+    the three.
     """
     problem = Problem(model, loss, data, parameters=parameters, dtype=dtype, fix_data=fix_data)
     toward = not isinstance(directions, str)
@@ -185,7 +189,7 @@ def surface(
     jobs = {f"{j}:{i}": {0: float(x), 1: float(y)} for j, y in enumerate(steps) for i, x in enumerate(steps)}
     values = _evaluate(problem, found, jobs, _Kept(file, origin), progress)
     losses, accuracies = _arrays(values, (points, points))
-    notes = (*problem.notes, *finder.notes)
+    notes = (*problem.notes, *finder.notes, *_held_notes(problem, found, 2 * steps))
     return Surface(steps, steps.clone(), losses, accuracies, tuple(labels), chosen, notes)
 
 
@@ -234,7 +238,7 @@ def _evaluate(
         for key in [key for key in jobs if key not in values]:
             if progress is not None:
                 progress(len(values), len(jobs))
-            values[key] = _loss_and_accuracy(problem, _moved(origin, directions, jobs[key]))
+            values[key] = _loss_and_accuracy(problem, _moved(problem, origin, directions, jobs[key]))
             if store is not None and len(values) % SAVE_EVERY == 0:
                 store.write(values)
     finally:
@@ -252,12 +256,43 @@ def _buffers(problem: Problem, directions: Sequence[Parameters]) -> Parameters:
     return {name: own[name].detach().to(problem.parameters_like()) for name in names}
 
 
-def _moved(origin: Parameters, directions: Sequence[Parameters], steps: Mapping[int, float]) -> Parameters:
+def _held_notes(problem: Problem, directions: Sequence[Parameters], steps: Tensor) -> list[str]:
+    """That buffers do not go along beyond the models, where there are such and sums of the steps go there."""
+    moving = set(_buffers(problem, directions)) & set(dict(problem.model.named_buffers()))
+    inside = float(steps.min()) >= 0 and float(steps.max()) <= 1
+    if not moving or inside:
+        return []
+    return [f"beyond the models buffers stay what they are at the nearest mixture of them: {listed(sorted(moving))}"]
+
+
+def _moved(
+    problem: Problem, origin: Parameters, directions: Sequence[Parameters], steps: Mapping[int, float]
+) -> Parameters:
+    """θ + Σ step·direction; buffers go along no further than the models that they come from."""
+    held = _within(steps)
+    buffers = dict(problem.model.named_buffers())
     point = dict(origin)
-    for index, step in steps.items():
+    for index in steps:
         for name, direction in directions[index].items():
+            step = held[index] if name in buffers else steps[index]
             point[name] = point[name] + step * direction if step else point[name]
     return point
+
+
+def _within(steps: Mapping[int, float]) -> dict[int, float]:
+    """The nearest steps that are at least 0 and add up to at most 1: shares of a mixture of models.
+
+    >>> _within({0: 1.25}), _within({0: -0.25}), _within({0: 1.0, 1: 1.0})
+    ({0: 1.0}, {0: 0.0}, {0: 0.5, 1: 0.5})
+    """
+    positive = {index: max(0.0, step) for index, step in steps.items()}
+    if sum(positive.values()) <= 1:
+        return positive
+    # onto the face where the shares add up to 1: the same amount off each, as far as it lasts
+    largest = sorted(steps.values(), reverse=True)
+    offsets = [(sum(largest[: k + 1]) - 1) / (k + 1) for k in range(len(largest))]
+    offset = max(offsets[k] for k in range(len(largest)) if largest[k] > offsets[k])
+    return {index: max(0.0, step - offset) for index, step in steps.items()}
 
 
 def _loss_and_accuracy(problem: Problem, point: Parameters) -> tuple[float, float]:
@@ -333,7 +368,8 @@ def _fingerprint(
     because its last digits depend on how many threads found it.
     """
     loss = f"{problem.loss_function.name} {problem.loss():.6g}"
-    digest = hashlib.sha256(f"{loss} {problem.dtype} {origin} {dict(jobs)!r}".encode())
+    held = " buffers held" if _buffers(problem, directions) else ""  # grids from before they were are not continued
+    digest = hashlib.sha256(f"{loss} {problem.dtype} {origin} {dict(jobs)!r}{held}".encode())
     for tensor in _tensors(problem, directions if origin is None else ()):
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
