@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -159,3 +160,20 @@ def test_witnesses_can_be_left_out_of_a_file(infinite, tmp_path):
     for name, each in (("whole", infinite), ("bare", bare)):
         each.save(tmp_path / name)
     assert (tmp_path / "bare").stat().st_size < (tmp_path / "whole").stat().st_size
+
+
+def test_numbers_that_are_not_finite_survive_json_in_every_saver() -> None:
+    torch.manual_seed(0)
+    model, data = torch.nn.Linear(3, 2), (torch.randn(12, 3), torch.arange(12) % 2)
+    certificate = replace(sl.pac_bayes(model, data, draws=2), bound=math.inf, noisy_test_error=math.nan)
+    text = json.dumps(certificate.to_dict(), allow_nan=False)
+    again = type(certificate).from_dict(json.loads(text))
+    assert again.bound == math.inf
+    assert math.isnan(again.noisy_test_error)
+    spectrum = sl.spectrum(model, data, steps=4, ends=1)
+    broken = replace(spectrum, loss=math.inf, top=(replace(spectrum.top[0], residual=math.inf),))
+    reread = type(spectrum).from_dict(json.loads(json.dumps(broken.to_dict(), allow_nan=False)))
+    assert (reread.loss, reread.top[0].residual) == (math.inf, math.inf)
+    assert torch.equal(reread.probes[0].nodes, spectrum.probes[0].nodes)
+    moved = sl.feature_robustness(model, data, "weight", 0.1, num_matrices=1, ascend=False)
+    assert json.loads(json.dumps(replace(moved, values=(math.inf,)).to_dict(), allow_nan=False))["values"] == [None]

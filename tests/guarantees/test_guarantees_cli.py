@@ -73,6 +73,11 @@ def test_compare_ranks_networks(run, weights, tmp_path) -> None:
     assert "rho_sum" in out
     assert sorted(json.loads((tmp_path / "c.json").read_text())["rankings"]["rho_sum"]) == ["n2", "one"]
     assert "Who is flatter" in (tmp_path / "c.html").read_text()
+    assert "probabilities are about data of the same kind" in " ".join(out.split())
+    code, out, _ = run(*common, "--these-data", "--json", "-")
+    assert code == 0
+    assert json.loads(out)["parts"] == {}
+    assert "These orders are about these data only" in " ".join(json.loads(out)["statements"])
 
 
 def test_wrong_use_leaves_with_two(run, weights) -> None:
