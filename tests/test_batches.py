@@ -223,3 +223,33 @@ def test_fixing_keeps_the_first_pass():
     first, second = (torch.cat([batch.inputs for batch in data]) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(first.sort(0).values, X)
+
+
+def test_empty_batches_have_no_part_in_anything():
+    empty = (X[:0], Y[:0])
+    data = Data([empty, (X[:5], Y[:5]), empty, (X[5:], Y[5:]), empty])
+    assert data.samples == 12
+    assert len(data.first) == 5
+    assert [len(batch) for batch in data] == [5, 7]
+    assert [len(chunk) for chunk in data.chunks(100)] == [12]
+    assert Data([{"x": X[:0]}, {"x": X}]).samples == 12
+    refuses([empty, empty], "the data is empty: no batch with at least one sample came out of it")
+
+
+def test_samples_spread_over_the_data_have_every_label_among_them():
+    x, y = torch.arange(1000.0).unsqueeze(1), torch.zeros(1000, dtype=torch.long)
+    y[777], y[778], y[3] = -100, 5, 2
+    for source in ((x, y), [(x[i : i + 90], y[i : i + 90]) for i in range(0, 1000, 90)]):
+        (batch,) = Data(source).spread(4)
+        assert batch.inputs.flatten().tolist() == [0, 3, 125, 375, 625, 777, 778, 875]
+        assert batch.targets.tolist() == [0, 2, 0, 0, 0, -100, 5, 0]
+    positions = torch.zeros(1000, 6, dtype=torch.long)
+    positions[501, 2] = -100
+    (batch,) = Data((x, positions)).spread(4)
+    assert batch.inputs.flatten().tolist() == [0, 125, 375, 501, 625, 875]
+
+
+def test_batches_of_other_shapes_are_spread_one_by_one():
+    batches = [(torch.zeros(4, length), torch.zeros(4)) for length in (2, 3, 5)]
+    assert [tuple(batch.inputs.shape) for batch in Data(batches).spread(6)] == [(2, 2), (2, 3), (2, 5)]
+    assert [len(batch) for batch in Data((X, Y)).spread(100)] == [12]

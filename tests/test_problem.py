@@ -312,6 +312,43 @@ def test_a_random_loss_of_model_and_batch():
         sl.measure(network(), [(X, Y)], loss)
 
 
+def test_no_parameters_are_no_choice():
+    message = "parameters is empty, so there is nothing to measure: name some, or leave it out for all trainable ones"
+    for nothing in ([], (), ""):
+        with refused(message):
+            sl.measure(network(), (X, Y), parameters=nothing)
+
+
+def test_a_module_under_two_names_keeps_its_parameters():
+    """torch.func.functional_call leaves its tensors in such a module."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+            self.also = self.inner
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model = Twice()
+    before = everything(model)
+    found = sl.measure(model, (X, Y), measures=["hessian_spectral_norm"])["hessian_spectral_norm"]
+    assert_same(before, everything(model))
+    assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
+    plain = sl.measure(network(), (X, Y), measures=["hessian_spectral_norm"])["hessian_spectral_norm"]
+    assert found.value == pytest.approx(plain.value, rel=1e-12)
+
+
+def test_a_compiled_model():
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
+        traced = torch.jit.trace(network(), X)
+    with refused(
+        "the model is compiled (torch.jit), so it cannot be computed with other weights: pass the module it was made from"
+    ):
+        sl.measure(traced, (X, Y))
+
+
 def test_all_frozen_or_nothing_at_all():
     model = network().requires_grad_(False)
     with refused(

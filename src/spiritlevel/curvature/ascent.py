@@ -116,7 +116,8 @@ def maximize(
     steps = 4
     while True:
         for climber in climbers:
-            climber.climb(steps if len(climbers) > 2 else most_steps)
+            if math.isfinite(climber.value):
+                climber.climb(steps if len(climbers) > 2 else most_steps)
             if not math.isfinite(climber.value):  # NaN would pass for less than the loss itself
                 return Maximum(climber.value, region.perturbation(climber.place), False)
         climbers.sort(key=lambda climber: climber.value, reverse=True)
