@@ -187,6 +187,13 @@ def test_wrong_arguments_are_refused_in_words(network):
         sl.spectrum(*network, tolerance=float("nan"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ends_have_not_converged_beyond_rounding(network, dtype):
+    for tolerance, possible in ((1e-300, False), (1e-17, False), (1e-4, True)):
+        found = sl.spectrum(*network, probes=2, steps=5, tolerance=tolerance, dtype=dtype)
+        assert all(not each.converged or possible for each in (*found.top, *found.bottom))
+
+
 def test_the_bar_of_few_probes_is_as_wide_as_few_probes_make_it(network):
     """Two bars hold the truth in 95 of 100 cases: with two probes, one degree of freedom, that takes 6.97 of the plain ones."""
     few = sl.spectrum(*network, steps=5, probes=2)

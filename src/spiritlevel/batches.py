@@ -54,6 +54,7 @@ class Data:
         self.resident: Batch | None = None  # a pair of tensors: sliced, never copied
         self._source: Iterable[Any] = ()
         self._fingerprints: list[tuple[float, ...]] | None = None
+        self._spread: dict[int, list[Batch]] = {}
         pair = _as_pair(source)
         if pair is not None:
             self.resident = pair
@@ -130,6 +131,11 @@ class Data:
 
         In the order of a pass, as one batch where the shapes allow it.
         """
+        if count not in self._spread:  # a pass over a loader may be slow
+            self._spread[count] = self._chosen(count)
+        return self._spread[count]
+
+    def _chosen(self, count: int) -> list[Batch]:
         places = {(2 * i + 1) * self.samples // (2 * count) for i in range(count)}
         seen: set[tuple[int, ...]] = set()
         chosen: list[Batch] = []

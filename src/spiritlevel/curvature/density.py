@@ -90,9 +90,9 @@ def extremes(
         if search.products >= 3 * count and search.products % 5 == 0 and _settled(search, count, tolerance):
             break
     nodes, _, residuals = search.quadrature()
-    target = tolerance * float(nodes.abs().max())
+    target, rounding = (part * float(nodes.abs().max()) for part in (tolerance, 4 * torch.finfo(like.dtype).eps))
     pairs = [
-        Extreme(value, residual, residual <= target)
+        Extreme(value, residual, max(residual, rounding) <= target)
         for value, residual in zip(nodes.tolist(), residuals.tolist(), strict=True)
     ]
     return pairs[::-1][:count], pairs[:count]
