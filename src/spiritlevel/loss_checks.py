@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from spiritlevel.batches import Batch
 from spiritlevel.errors import SpiritLevelError
@@ -77,10 +76,9 @@ def _check_other_ways(problem: Problem, batch: Batch) -> None:
     leaves = problem.leaves()
     with torch.enable_grad():
         outputs = problem.outputs(leaves, batch)
-        alone = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, outputs)
-        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(alone)):
-            return  # inside an object that cannot be opened
-        value = problem.loss_function.mean(alone, batch.targets)
+        if not isinstance(outputs, Tensor):
+            return  # nothing is split at such outputs: all derivatives are taken through the whole pass
+        value = problem.loss_function.mean(outputs.detach(), batch.targets)
         if isinstance(value, Tensor) and value.requires_grad:
             found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             felt = [name for name, part in zip(leaves, found, strict=True) if part is not None]
