@@ -89,18 +89,36 @@ class _Trial:
         return float((self.gradient[name] * self.directions[name]).sum())
 
     def disagreement(self, names: Sequence[str]) -> tuple[float, float] | None:
-        """Autograd's slope and the loss's, along the sum of these directions; None where some step lets them agree."""
-        slope, precision = self.slope(names), self.precision
-        allowed = precision.tolerance * self.size(list(self.point))
-        still, tiny = self.loss(names, 0.0), precision.tiny
-        rounding = max(abs(self.loss(names, h) - still - h * slope) for h in (tiny, -tiny, 2 * tiny))
-        rounding = max(rounding, torch.finfo(precision.dtype).eps * abs(still))  # a change too small shows none at all
-        found = slope
-        for step in precision.steps:
-            found = (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
-            if not abs(found - slope) > allowed + 4 * rounding / step:  # NaN is for others to refuse
+        """Autograd's slope and the loss's, along the sum of these directions; None where some step lets them agree.
+
+        A step whose difference may be rounding says nothing; where all are such, there is nothing to disagree with.
+        """
+        slope, size, found = self.slope(names), self.size(list(self.point)), None
+        rounding = self._rounding(names, slope)
+        for step in self.precision.steps:
+            difference = (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
+            noise = 4 * rounding / step
+            if not noise < 0.1 * max(size, abs(difference)):
+                continue
+            if not abs(difference - slope) > self.precision.tolerance * size + noise:  # NaN is for others to refuse
                 return None
-        return slope, found
+            found = difference
+        return None if found is None else (slope, found)
+
+    def _rounding(self, names: Sequence[str], slope: float) -> float:
+        """What rounding does to the loss: seen in steps that change nothing else, and known from the loss's usual size.
+
+        A loss of nearly zero is a difference of larger numbers. How large, the loss without the network's knowledge says.
+        """
+        still, tiny = self.loss(names, 0.0), self.precision.tiny
+        seen = max(abs(self.loss(names, h) - still - h * slope) for h in (tiny, -tiny, 2 * tiny))
+        others = [self._elsewhere(factor) for factor in (0.0, -1.0)]
+        usual = max((abs(value) for value in (still, *others) if math.isfinite(value)), default=0.0)
+        return max(seen, 64 * torch.finfo(self.precision.dtype).eps * usual)
+
+    def _elsewhere(self, factor: float) -> float:
+        with torch.no_grad():
+            return float(self.problem.chunk_loss({name: factor * v for name, v in self.point.items()}, self.batch))
 
 
 def _trial(problem: Problem, batch: Batch, precision: _Precision, generator: torch.Generator) -> _Trial:
