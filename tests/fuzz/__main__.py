@@ -1,0 +1,36 @@
+"""`make fuzz`: the long run. Writes its figures as JSON and into docs/reliability.md; leaves with 1 if anything is wrong."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from fuzz.campaign import campaign
+from fuzz.page import updated
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=3000)
+    parser.add_argument("--interruptions", type=int, default=300)
+    parser.add_argument("--kills", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, default=Path("out/fuzz.json"))
+    parser.add_argument("--page", type=Path, default=PAGE)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    figures = campaign(given.inputs, given.interruptions, given.kills, given.seed, lambda said: print(said, flush=True))
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    figures.write(given.json)
+    text = given.page.read_text(encoding="utf-8")
+    given.page.write_text(updated(text, json.loads(given.json.read_text(encoding="utf-8"))), encoding="utf-8")
+    print(f"{len(figures.findings)} findings; figures in {given.json} and {given.page}")
+    return 1 if figures.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""One input in, one outcome out: right, refused, not judged, or wrong.
+
+A number is wrong where it lies further from the definition than what its report states:
+
+- exact: error + rounding
+- certified by a residual: 3 · error + rounding
+- estimated: 5 · error + rounding, and two of five other seeds as well, or the mean of all six (their error being
+  that of a mean)
+
+rounding = `ROUNDING[precision]` times the sum of the absolute values of the terms the number is made of.
+"""
+
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import spiritlevel as sl
+from fuzz.oracle import Quantities, Truth, quantities, truths
+from fuzz.subjects import MEASURES, Built, Subject, build
+
+# 64 units of the last place in float32; in float64 the definitions themselves are not known more closely.
+ROUNDING = {torch.float32: 64 * 2.0**-23, torch.float64: 1e-11}
+WIDTH = {"exact": 1.0, "certified": 3.0, "estimated": 5.0}
+OTHER_SEEDS = 5
+# Where the report must say that gradients are not those of the loss, any note that speaks of them will do.
+DECLARED = re.compile(r"gradient[^:]*\b(not|disagree)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One number beside its definition. excess: the distance in units of what is allowed; above one it is wrong."""
+
+    measure: str
+    kind: str
+    value: float
+    error: float
+    truth: float
+    excess: float
+    within_error: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an input. verdict: "right", "refused", "out of range", "wrong", "crashed", "changed"."""
+
+    verdict: str
+    judged: tuple[Judged, ...] = ()
+    reason: str = ""
+    unavailable: tuple[str, ...] = ()
+
+    @property
+    def fine(self) -> bool:
+        return self.verdict in ("right", "refused", "out of range")
+
+    @property
+    def worst(self) -> Judged | None:
+        return max(self.judged, key=lambda each: each.excess, default=None)
+
+    def __str__(self) -> str:
+        if self.worst is None:
+            return f"{self.verdict}: {self.reason}"
+        w = self.worst
+        return (
+            f"{self.verdict}: {w.measure} = {w.value:.8g} ± {w.error:.2g} ({w.kind}) for {w.truth:.8g}, "
+            f"{w.excess:.3g} times what is allowed"
+        )
+
+
+def check(subject: Subject) -> Outcome:
+    """Measure a subject and hold every number against its definition."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        built = build(subject)
+        try:
+            with unchanged(built.model):
+                report = sl.measure(built.model, built.data, built.loss, **built.arguments)
+        except sl.SpiritLevelError as error:
+            return Outcome("refused", reason=str(error))
+        except Changed as change:
+            return Outcome("changed", reason=str(change))
+        except Exception as error:
+            return Outcome("crashed", reason=f"{type(error).__name__}: {error}")
+        with np.errstate(all="ignore"):
+            return _judge(subject, built, report)
+
+
+def _judge(subject: Subject, built: Built, report: sl.Report) -> Outcome:
+    q = quantities(built, subject.options.parameters)
+    if not np.isfinite(q.hessian).all():
+        return Outcome("out of range", reason="the Hessian is not finite in float64")
+    expected = truths(q, subject.options.measures or MEASURES)
+    if not all(math.isfinite(t.value) and math.isfinite(t.scale) for t in expected.values()):
+        return Outcome("out of range", reason="a measure is not finite in float64")
+    if _declared(subject, report):
+        return Outcome("refused", reason="a note says that gradients are not those of the loss")
+    judged, unavailable = [], []
+    for name, truth in expected.items():
+        value = report[name]
+        if not value.available and value.notes:
+            unavailable.append(f"{name}: {value.notes[0]}")
+        elif name != "fisher_rao_norm" or _has_fisher(built):
+            judged.append(_judged(subject, built, value, truth))
+    judged.append(_judged_loss(built, report, q))
+    wrong = any(each.excess > 1 for each in judged)
+    return Outcome("wrong" if wrong else "right", tuple(judged), unavailable=tuple(unavailable))
+
+
+def _declared(subject: Subject, report: sl.Report) -> bool:
+    notes = (*report.notes, *(note for value in report.values.values() for note in value.notes))
+    return subject.network.activation == "reversal" and any(DECLARED.search(note) for note in notes)
+
+
+def _has_fisher(built: Built) -> bool:
+    """With weights or penalties it is a matter of definition what the loss of one sample is."""
+    return not built.terms.penalty and bool((built.terms.weights(built.targets) == 1).all())
+
+
+def _judged(subject: Subject, built: Built, value: sl.Value, truth: Truth) -> Judged:
+    kind = "exact" if value.exact else "certified" if value.certified else "estimated"
+    rounding = allowance(value.name, truth, ROUNDING[built.precision])
+    judged = _compared(value.name, kind, value, truth, rounding)
+    if kind == "estimated" and judged.excess > 1 and math.isfinite(judged.excess):
+        return _judged_again(subject, judged, truth, rounding)
+    return judged
+
+
+def allowance(measure: str, truth: Truth, unit: float) -> float:
+    """What rounding may do to a number; a square root of something that cancels magnifies it."""
+    plain = unit * truth.scale
+    if not measure.endswith("normalized_sharpness"):
+        return plain
+    near_zero = unit**0.5 * truth.scale
+    return min(near_zero, unit * truth.scale**2 / truth.value) if truth.value > 0 else near_zero
+
+
+def _compared(name: str, kind: str, value: Any, truth: Truth, rounding: float) -> Judged:
+    distance = abs(value.value - truth.value)
+    allowed = WIDTH[kind] * value.error + rounding
+    within = distance <= value.error + rounding
+    excess = 0.0 if distance == 0 else distance / allowed if allowed > 0 else math.inf
+    return Judged(name, kind, value.value, value.error, truth.value, math.inf if math.isnan(excess) else excess, within)
+
+
+def _judged_again(subject: Subject, first: Judged, truth: Truth, rounding: float) -> Judged:
+    """An estimate five errors off is an accident once in a while; it is wrong where other seeds say so too."""
+    found = [(first.value, first.error)]
+    for seed in range(100, 100 + OTHER_SEEDS):
+        options = replace(subject.options, measures=(first.measure,), seed=seed)
+        built = build(replace(subject, options=options))
+        value = sl.measure(built.model, built.data, built.loss, **built.arguments)[first.measure]
+        found.append((value.value, value.error))
+    values, errors = np.array(found).T
+    outside = np.abs(values - truth.value) > 5 * errors + rounding
+    pooled = 5 * float(np.sqrt((errors**2).sum())) / len(errors) + rounding
+    repeated = outside[1:].sum() >= 2 or abs(values.mean() - truth.value) > pooled
+    return first if repeated else replace(first, excess=1.0)
+
+
+def _judged_loss(built: Built, report: sl.Report, q: Quantities) -> Judged:
+    """The loss carries no error: rounding of the outputs is what it may be off by."""
+    with torch.no_grad():
+        size = float(built.honest(built.inputs).abs().max())
+        if built.targets.is_floating_point():
+            size = max(size, float(built.targets.abs().max()))
+    scale = max(abs(q.loss), size, size**2 if built.terms.labels in ("numbers", "scalars") else 0.0)
+    value = replace(next(iter(report.values.values())), value=report.loss, error=0.0)
+    return _compared("loss", "exact", value, Truth(q.loss, scale), ROUNDING[built.precision] * scale)
+
+
+# --- the caller's model ----------------------------------------------------------------------------------------------
+
+
+class Changed(AssertionError):
+    """The caller's model did not come back as it was."""
+
+
+def state(model: nn.Module) -> tuple[list[Tensor], list[Any]]:
+    """Copies of all tensors, and everything else that must be the same object or flag afterwards."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    kinds = [(name, id(t), type(t).__name__, t.requires_grad, t.dtype, id(t.grad)) for name, t in named]
+    modes = [(module.training, sorted(vars(module))) for module in model.modules()]
+    return [tensor.detach().clone() for _, tensor in named], [*kinds, *modes]
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Bits, identities, modes and the random state are after the block what they were before, however it ends."""
+    random, (tensors, rest) = torch.get_rng_state(), state(model)
+    try:
+        yield
+    finally:
+        after, others = state(model)
+        if others != rest:
+            raise Changed("a parameter, buffer or mode of the model is not what it was")
+        if not all(map(torch.equal, after, tensors)):
+            raise Changed("numbers of the model are not what they were")
+        if not torch.equal(torch.get_rng_state(), random):
+            raise Changed("the random state is not what it was")

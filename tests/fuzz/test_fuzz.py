@@ -1,0 +1,41 @@
+"""The small run, always the same inputs; `make fuzz` tries thousands of others. What was found once stays in `found.py`."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fuzz.check import check
+from fuzz.found import FOUND
+from fuzz.interruptions import EVERYWHERE, SWAPPING, interrupt, interruptible
+from fuzz.subjects import Subject, subjects
+
+SMALL = settings(derandomize=True, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+
+
+@pytest.mark.slow
+@settings(SMALL, max_examples=40)
+@given(subjects)
+def test_the_number_within_its_error_or_a_refusal(subject: Subject) -> None:
+    outcome = check(subject)
+    assert outcome.fine, f"{outcome}\n{subject!r}"
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_wrong_once(name: str) -> None:
+    outcome = check(FOUND[name])
+    assert outcome.fine, outcome
+
+
+@pytest.mark.slow
+@settings(SMALL, max_examples=6)
+@given(subjects, st.floats(0, 1), st.sampled_from((SWAPPING, EVERYWHERE)))
+def test_ctrl_c_leaves_the_model_as_it_was(subject: Subject, fraction: float, parts: tuple[str, ...]) -> None:
+    said = interrupt(interruptible(subject), fraction, parts)
+    assert not said.startswith("changed"), said
+
+
+def test_the_random_state_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    check(Subject())
+    assert torch.equal(torch.get_rng_state(), before)
