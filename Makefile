@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Two workers with one thread each: more threads than cores slow each other down tenfold.
 WORKERS ?= 2
 
-.PHONY: setup demo bench test lint format clean
+.PHONY: setup demo bench fuzz test lint format clean
 .DEFAULT_GOAL := setup
 
 setup: .venv/installed
@@ -29,6 +29,10 @@ lint: setup
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+
+# Thousands of random inputs against definitions; the figures go to out/fuzz.json and docs/reliability.md.
+fuzz: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 format: setup
 	$(BIN)/ruff check --fix .

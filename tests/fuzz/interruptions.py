@@ -51,7 +51,7 @@ def interrupt(subject: Subject, fraction: float, parts: tuple[str, ...] = EVERYW
     with LineCounter(parts) as lines:
         try:
             whole = _measure(built)
-        except sl.SpiritLevelError:
+        except Exception:  # refused, or a crash that is none of an interruption's
             return "refused"
     number = 1 + int(fraction * (lines.count - 1))
     try:
