@@ -33,7 +33,8 @@ class Samples:
 
 @dataclass(frozen=True)
 class Options:
-    """Arguments of `measure`."""
+    """Arguments of `measure`. measures: none for the default set; samples: all of them, drawn at random; chunk: the most
+    samples in a chunk, 0 for what the package chooses."""
 
     measures: tuple[str, ...] = ("hessian_trace",)
     tolerance: float = 1e-3
@@ -41,6 +42,7 @@ class Options:
     parameters: tuple[str, ...] | None = None
     samples: bool = False
     in_double: bool = False
+    chunk: int = 0
     seed: int = 0
 
 
@@ -264,6 +266,7 @@ made_options = st.builds(
     parameters=_often((None,), (("*weight",), ("head.*",))),
     samples=_often((False,), (True, False)),
     in_double=_often((False,), (True, False)),
+    chunk=_often((0,), (0, 1, 3)),
     seed=st.integers(0, 9),
 )
 subjects = st.builds(
