@@ -2,6 +2,7 @@
 
 import copy
 import fnmatch
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -228,12 +229,16 @@ MEASURES = (
     "normalized_sharpness",
     "fisher_rao_norm",
 )
-seeds = st.integers(0, 200)
 
 
 def _often(common: Sequence[Any], rare: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """Ordinary things three times out of four."""
-    return st.integers(0, 3).flatmap(lambda n: st.sampled_from(rare if n == 3 else common))
+    """Ordinary things three times out of four.
+
+    One flat choice, which no other entry of a subject makes in the same way: hypothesis spends most of its examples on
+    copying choices between places that look alike.
+    """
+    times = -(-3 * len(rare) // len(common))
+    return st.sampled_from((*common * times, *rare))
 
 
 made_networks = st.builds(
@@ -243,38 +248,38 @@ made_networks = st.builds(
         ("dead", "constant", "narrow", "blind", "clamping"),
     ),
     activation=_often(("relu", "leaky", "gelu", "tanh"), ("softplus", "squares", "identity", "once", "reversal")),
-    depth=st.integers(1, 2),
-    width=st.integers(2, 4),
-    bias=st.booleans(),
+    depth=st.sampled_from((1, 2)),
+    width=st.sampled_from((3, 2, 4)),
+    bias=st.sampled_from((True, False)),
     norm=_often(("none",), ("batch", "layer")),
-    seed=seeds,
+    seed=st.sampled_from(range(500)),
 )
 made_samples = st.builds(
     Samples,
     kind=_often(("gaussian", "late", "blank first"), ("duplicates", "zeros", "one hot")),
     count=st.sampled_from((6, 1, 2, 5, 9, 17, 24)),
     scale=_often((0,), (-3, 3, -6, 6, -12, 12)),
-    by_class=st.booleans(),
+    by_class=st.sampled_from((False, True)),
     shape=_often(("pair",), ("ragged", "loader", "dataset")),
-    seed=seeds,
+    seed=st.sampled_from(range(600)),
 )
 made_options = st.builds(
     Options,
-    measures=st.lists(st.sampled_from(MEASURES), min_size=1, max_size=3, unique=True).map(tuple) | st.just(()),
+    measures=st.sampled_from((*itertools.combinations(MEASURES, 2), *[()] * 40)),
     tolerance=st.sampled_from((1e-3, 1e-1, 1e-6)),
     most_probes=st.sampled_from((64, 8, 256)),
     parameters=_often((None,), (("*weight",), ("head.*",))),
-    samples=_often((False,), (True, False)),
-    in_double=_often((False,), (True, False)),
+    samples=_often((False,), (True,)),
+    in_double=st.sampled_from((False, False, False, False, True)),
     chunk=_often((0,), (0, 1, 3)),
-    seed=st.integers(0, 9),
+    seed=st.sampled_from(range(10)),
 )
 subjects = st.builds(
     Subject,
     network=made_networks,
     loss=_often(("cross_entropy", "mse", "module"), tuple(LOSSES)),
     samples=made_samples,
-    trained=_often((None,), (None, *range(1, 13))) | st.none() | st.integers(1, 12),
+    trained=st.sampled_from((*[None] * 12, *range(1, 13))),
     stretch=_often((0.0,), (1.0, -1.0, 5.0, -5.0, 12.0, -12.0, 25.0, -25.0)),
     precision=st.sampled_from(("float32", "float32", "float64", "bfloat16")),
     options=made_options,
