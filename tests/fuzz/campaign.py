@@ -126,16 +126,17 @@ def run_interruptions(figures: Figures, count: int) -> None:
 
 def run_kills(figures: Figures, count: int) -> None:
     """Studies and measurements in turn, by every signal, at times spread over their run."""
+    if not count:
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        expected = kills.reference(folder) if count else {}
+        study, undisturbed = kills.reference(folder), kills.undisturbed_measurement(folder)
         for trial in range(count):
-            number = SIGNALS[trial // 2 % len(SIGNALS)]
-            wait = 0.3 + 2.7 * (0.618 * trial % 1)
+            number, share = SIGNALS[trial // 2 % len(SIGNALS)], 0.618 * (trial + 1) % 1
             if trial % 2:
-                said = kills.kill_measurement(folder, str(trial), number, 1.5 + wait)
+                said = kills.kill_measurement(folder, str(trial), number, share, undisturbed)
             else:
-                said = kills.kill_study(folder, str(trial), number, wait, expected)
+                said = kills.kill_study(folder, str(trial), number, 0.2 + 6 * share, study)
             figures.kills[said.partition(":")[0]] += 1
             if said.startswith("wrong"):
                 figures.findings.append(f"kill {trial}: {said}")

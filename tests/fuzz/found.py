@@ -1,5 +1,76 @@
 """Inputs whose numbers were once wrong, each reduced to what matters, by what it shows."""
 
-from fuzz.subjects import Subject
+from fuzz.networks import Network
+from fuzz.subjects import Options, Samples, Subject
 
-FOUND: dict[str, Subject] = {}
+EVERYTHING = Options(measures=())
+
+
+def _only(measure: str, **options: object) -> Options:
+    return Options(measures=(measure,), **options)
+
+
+FOUND: dict[str, Subject] = {
+    "curvature where 1 − p is rounding": Subject(trained=7, options=EVERYTHING),
+    "curvature of the outputs where it is 1e-5": Subject(
+        samples=Samples(count=1), trained=5, options=_only("riemannian_nodewise_spectral_norm")
+    ),
+    "gradients where 1 − p is rounding": Subject(trained=12, options=_only("fisher_rao_norm")),
+    "the same in double precision": Subject(trained=12, precision="float64", options=_only("fisher_rao_norm")),
+    "another branch for late samples": Subject(Network("mlp", "squares"), samples=Samples("late", 24)),
+    "another branch, a skip connection": Subject(Network("residual", "squares"), samples=Samples("late", 24)),
+    "another branch after blank samples": Subject(
+        Network("mlp", "squares"), samples=Samples("blank first", 24), options=Options(measures=(), chunk=3)
+    ),
+    "experts after blank samples": Subject(Network("experts"), samples=Samples("blank first", 9)),
+    "experts, one per order of the data": Subject(Network("experts"), samples=Samples("late", 24), options=EVERYTHING),
+    "attention after blank samples": Subject(
+        Network("attention", bias=False, seed=147), samples=Samples("blank first", 5, seed=178)
+    ),
+    "attention on zeros": Subject(
+        Network("attention", "tanh", 2, seed=16),
+        "module",
+        Samples("zeros", 5, by_class=True, shape="ragged", seed=84),
+        stretch=12.0,
+        options=_only("fisher_rao_norm"),
+    ),
+    "a twin times e^25": Subject(Network(bias=False), stretch=25.0, options=EVERYTHING),
+    "a twin times e^-25, squared error": Subject(
+        Network(bias=False, depth=2), "mse", stretch=-25.0, options=EVERYTHING
+    ),
+    "large data, squared error": Subject(
+        Network("gated", width=4, bias=False, seed=86),
+        "mse",
+        Samples("late", scale=6, by_class=True, seed=103),
+        options=_only("riemannian_spectral_norm"),
+    ),
+    "once differentiable": Subject(Network("mlp", "once"), options=_only("rho_row_max")),
+    "central differences of gradients": Subject(
+        Network("mlp", "once"), samples=Samples(count=1), options=_only("riemannian_nodewise_spectral_norm")
+    ),
+    "another eigenvalue than the largest": Subject(
+        Network("shared", "leaky", 1, 2, False, seed=2),
+        "module",
+        Samples(seed=188),
+        precision="bfloat16",
+        options=_only("riemannian_spectral_norm", tolerance=0.1, seed=2),
+    ),
+    "rounding of large outputs": Subject(samples=Samples(count=3, scale=3), options=_only("kappa_max")),
+    "weight decay in a closure": Subject(loss="decayed closure"),
+    "class weights": Subject(loss="weighted module"),
+    "class weights, sorted by class": Subject(
+        loss="weighted module",
+        samples=Samples(count=24, by_class=True),
+        options=_only("hessian_spectral_norm", chunk=3),
+    ),
+    "a sum, and one sample in the first batch": Subject(
+        loss="summed module", samples=Samples(count=24, shape="ragged")
+    ),
+    "float of a tensor in the loss": Subject(loss="whole weighted"),
+    "hinge": Subject(loss="hinge module"),
+    "gradient reversal": Subject(Network("mlp", "reversal"), options=EVERYTHING),
+    "no gradient in the forward pass": Subject(Network("blind"), options=_only("hessian_spectral_norm")),
+    "no gradient in the forward pass, trace": Subject(Network("blind")),
+    "weights written in the forward pass": Subject(Network("clamping"), options=EVERYTHING),
+    "a layer of width zero": Subject(Network("narrow"), options=EVERYTHING),
+}

@@ -6,9 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from fuzz import victim
 
 STUDY = """\
 title = "killed"
@@ -34,16 +37,18 @@ training.batch_size = [16, 30]
 measures = ["hessian_trace", "kappa_trace_sum"]
 """
 PATIENCE = 600.0
+MEASURES = ("hessian_spectral_norm", "fisher_rao_norm", "hessian_trace")
 
 
-def spiritlevel(*arguments: str) -> "subprocess.Popen[bytes]":
+def spiritlevel(*arguments: str, **environment: str) -> "subprocess.Popen[bytes]":
     """The command line in a process group of its own, as a terminal would have it."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, "-m", "spiritlevel", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment},
     )
 
 
@@ -106,21 +111,60 @@ def interrupted(process: "subprocess.Popen[bytes]", number: signal.Signals, wait
     return True
 
 
-def kill_measurement(folder: Path, name: str, number: signal.Signals, wait: float) -> str:
-    """Send a signal to `spiritlevel measure`; what it has written is whole and says that it was interrupted."""
+def measured(
+    folder: Path, name: str, passes: int = 0, number: signal.Signals | None = None, measures: Sequence[str] = MEASURES
+) -> tuple[int, str, Any]:
+    """`spiritlevel measure` of a network that sends itself the signal at this pass: exit code, words, what was written."""
     out = folder / f"{name}.json"
-    subject = ["mlp:64-64", "--data", "random:4000,64,10,0"]
-    process = spiritlevel("measure", *subject, "--json", str(out), "--quiet", "--tolerance", "1e-6")
-    ended = not interrupted(process, number, wait)
+    process = spiritlevel(
+        *("measure", "fuzz.victim:network", "--data", "random:40,6,3,0", "--measures", ",".join(measures)),
+        *("--quiet", "--json", str(out)),
+        **{
+            victim.PASS: str(passes),
+            victim.SIGNAL: number.name if number else "",
+            victim.COUNT: str(folder / "passes"),
+        },
+    )
     said = finished(process)
+    return process.returncode, said, json.loads(out.read_text()) if out.exists() else None
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """How many passes a measurement takes, how many its first measure takes alone, and what comes out."""
+
+    passes: int
+    first: int
+    values: dict[str, float]
+
+
+def undisturbed_measurement(folder: Path) -> Undisturbed:
+    counts = []
+    for measures in (MEASURES[:1], MEASURES):
+        code, said, report = measured(folder, f"undisturbed {len(measures)}", measures=measures)
+        assert code == 0, said
+        counts.append(int((folder / "passes").read_text()))
+    return Undisturbed(counts[1], counts[0], _values(report))
+
+
+def _values(report: Any) -> dict[str, float]:
+    return {name: value["value"] for name, value in report["values"].items()}
+
+
+def kill_measurement(folder: Path, name: str, number: signal.Signals, fraction: float, undisturbed: Undisturbed) -> str:
+    """A signal after this fraction of the passes: what is written is whole and right, and what was finished is written."""
+    passes, expected = max(1, round(fraction * undisturbed.passes)), undisturbed.values
+    code, said, report = measured(folder, name, passes, number)
     if "Traceback" in said:
         return f"wrong: a traceback after {number.name}: {said[-300:]}"
-    if not out.exists():
-        return "ended before" if ended else "survived, nothing finished"
-    report = json.loads(out.read_text())
-    if not ended and not (report["notes"] and report["notes"][0].startswith("interrupted")):
-        return "survived, finished"
-    return "ended before" if ended else "survived, reported"
+    if report is not None and any(value != expected[name] for name, value in _values(report).items()):
+        return f"wrong: after {number.name} a value differs"
+    if number == signal.SIGKILL:
+        return "survived" if code == -signal.SIGKILL else f"wrong: exit code {code} after SIGKILL"
+    if code != 128 + number and not (code == 0 and report is not None):
+        return f"wrong: exit code {code} after {number.name}"
+    late = passes > undisturbed.first
+    return f"wrong: {number.name} keeps nothing of what was finished" if late and report is None else "survived"
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -18,10 +18,14 @@ from fuzz.subjects import Built
 
 @dataclass(frozen=True)
 class Truth:
-    """A number by definition, and the sum of the absolute values of what it is made of."""
+    """A number by definition, and the sum of the absolute values of what it is made of.
+
+    own: How far this evaluation of it may be off itself.
+    """
 
     value: float
     scale: float
+    own: float = 0.0
 
 
 @dataclass(frozen=True)
