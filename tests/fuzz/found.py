@@ -25,7 +25,7 @@ FOUND: dict[str, Subject] = {
     "experts after blank samples": Subject(Network("experts"), samples=Samples("blank first", 9)),
     "experts, one per order of the data": Subject(Network("experts"), samples=Samples("late", 24), options=EVERYTHING),
     "attention after blank samples": Subject(
-        Network("attention", bias=False, seed=147), samples=Samples("blank first", 5, seed=178)
+        Network("attention", bias=False, seed=147), samples=Samples("blank first", 5, seed=178), stretch=-12.0
     ),
     "attention on zeros": Subject(
         Network("attention", "tanh", 2, seed=16),
@@ -57,7 +57,7 @@ FOUND: dict[str, Subject] = {
     ),
     "rounding of large outputs": Subject(samples=Samples(count=3, scale=3), options=_only("kappa_max")),
     "weight decay in a closure": Subject(loss="decayed closure"),
-    "class weights": Subject(loss="weighted module"),
+    "class weights": Subject(loss="weighted module", samples=Samples(count=24, by_class=True)),
     "class weights, sorted by class": Subject(
         loss="weighted module",
         samples=Samples(count=24, by_class=True),
