@@ -1,7 +1,6 @@
 """The long run: so many inputs, interruptions and kills; what became of them as counts, and every finding as code."""
 
 import json
-import re
 import signal
 import tempfile
 import time
@@ -16,8 +15,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fuzz import kills
-from fuzz.check import Outcome, check
+from fuzz.check import Outcome, check, reason
 from fuzz.interruptions import EVERYWHERE, SWAPPING, interrupt, interruptible
+from fuzz.reduce import reduced, signature
 from fuzz.subjects import Subject, subjects
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
@@ -62,13 +62,6 @@ class Figures:
         path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False), encoding="utf-8")
 
 
-def reason(message: str) -> str:
-    """A refusal without its particulars: what is quoted, counted or named differs from input to input."""
-    general = re.sub(r"'[^']*'|\[[^\]]*\]|\([^)]*\)", "…", message)
-    general = re.sub(r"-?\d[\d.e+-]*", "#", general)
-    return general[:100]
-
-
 def draw(strategy: st.SearchStrategy[Any], count: int, start: int, use: Callable[[Any], None]) -> None:
     """`count` examples, each used once, from this seed on."""
 
@@ -84,8 +77,9 @@ def draw(strategy: st.SearchStrategy[Any], count: int, start: int, use: Callable
 
 
 def run_inputs(figures: Figures, count: int, tell: Callable[[str], None]) -> None:
-    """Check so many different inputs, in portions: hypothesis repeats itself within one."""
+    """Check so many different inputs, in portions of a seed each; the first finding of a kind is made smaller."""
     met: set[Subject] = set()
+    kinds: set[tuple[str, ...]] = set()
 
     def use(subject: Subject) -> None:
         if subject in met or figures.inputs >= count:
@@ -93,6 +87,10 @@ def run_inputs(figures: Figures, count: int, tell: Callable[[str], None]) -> Non
         met.add(subject)
         outcome = check(subject)
         figures.count(subject, outcome)
+        if not outcome.fine and signature(outcome) not in kinds:
+            kinds.add(signature(outcome))
+            smaller, found = reduced(subject)
+            figures.findings[-1] = f"{found}\n    {smaller!r}"
         if not outcome.fine:
             tell(figures.findings[-1])
 

@@ -77,6 +77,13 @@ class Outcome:
         )
 
 
+def reason(message: str) -> str:
+    """A refusal without its particulars: what is quoted, counted or named differs from input to input."""
+    general = re.sub(r"'[^']*'|\[[^\]]*\]|\([^)]*\)", "…", message)
+    general = re.sub(r"-?\d[\d.e+-]*", "#", general)
+    return general[:100]
+
+
 def check(subject: Subject) -> Outcome:
     """Measure a subject and hold every number against its definition."""
     with warnings.catch_warnings():

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from fuzz.campaign import reason
-from fuzz.check import Outcome, check
+from fuzz.check import Outcome, check, reason
 from fuzz.subjects import Samples, Subject
 
 

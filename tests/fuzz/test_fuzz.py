@@ -1,10 +1,14 @@
 """The small run, always the same inputs; `make fuzz` tries thousands of others. What was found once stays in `found.py`."""
 
+import signal
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from fuzz import kills
 from fuzz.check import check
 from fuzz.found import FOUND
 from fuzz.interruptions import EVERYWHERE, SWAPPING, interrupt, interruptible
@@ -17,7 +21,7 @@ SMALL = settings(
 
 
 @pytest.mark.slow
-@settings(SMALL, max_examples=80)
+@settings(SMALL, max_examples=50)
 @given(subjects)
 def test_the_number_within_its_error_or_a_refusal(subject: Subject) -> None:
     outcome = check(subject)
@@ -31,11 +35,17 @@ def test_what_was_wrong_once(name: str) -> None:
 
 
 @pytest.mark.slow
-@settings(SMALL, max_examples=6)
+@settings(SMALL, max_examples=5)
 @given(subjects, st.floats(0, 1), st.sampled_from((SWAPPING, EVERYWHERE)))
 def test_ctrl_c_leaves_the_model_as_it_was(subject: Subject, fraction: float, parts: tuple[str, ...]) -> None:
     said = interrupt(interruptible(subject), fraction, parts)
     assert not said.startswith("changed"), said
+
+
+@pytest.mark.slow
+def test_a_measurement_that_is_ended_keeps_what_is_finished(tmp_path: Path) -> None:
+    undisturbed = kills.undisturbed_measurement(tmp_path)
+    assert kills.kill_measurement(tmp_path, "ended", signal.SIGTERM, 1.0, undisturbed) == "survived"
 
 
 def test_the_random_state_is_left_alone() -> None:

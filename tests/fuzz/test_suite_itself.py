@@ -11,12 +11,13 @@ from torch.nn import functional as F
 import dense_oracle
 import spiritlevel as sl
 from fuzz import check as checking
-from fuzz.campaign import Figures, reason
-from fuzz.check import check, unchanged
+from fuzz.campaign import Figures
+from fuzz.check import check, reason, unchanged
 from fuzz.losses import binary, cross_entropies, hinges
 from fuzz.networks import Network, matrices
 from fuzz.oracle import Truth, quantities, truths
 from fuzz.page import tables, updated
+from fuzz.reduce import reduced
 from fuzz.subjects import MEASURES, Options, Samples, Subject, build
 
 PLAIN = Subject(precision="float64", options=Options(measures=()))
@@ -106,6 +107,17 @@ def test_the_page_has_the_figures() -> None:
     assert text.endswith("\nz\n")
     assert "| inputs tried | 1 |" in text
     assert "| wrong | 0 |" in tables(vars(figures))
+
+
+def test_findings_are_made_smaller(monkeypatch) -> None:
+    def broken(model, data, loss, *, tolerance, **options):
+        raise KeyError("x") if tolerance < 1e-3 else sl.SpiritLevelError("x")
+
+    monkeypatch.setattr(sl, "measure", broken)
+    large = Subject(Network("residual", "gelu", 2, 4), "mse", Samples("late", 24), options=Options(tolerance=1e-6))
+    small, outcome = reduced(large)
+    assert outcome.verdict == "crashed"
+    assert small == Subject(samples=Samples(count=1), options=Options(tolerance=1e-6))
 
 
 def test_subjects_print_as_code() -> None:
