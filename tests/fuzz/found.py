@@ -27,12 +27,8 @@ FOUND: dict[str, Subject] = {
     "attention after blank samples": Subject(
         Network("attention", bias=False, seed=147), samples=Samples("blank first", 5, seed=178), stretch=-12.0
     ),
-    "attention on zeros": Subject(
-        Network("attention", "tanh", 2, seed=16),
-        "module",
-        Samples("zeros", 5, by_class=True, shape="ragged", seed=84),
-        stretch=12.0,
-        options=_only("fisher_rao_norm"),
+    "attention on zeros, as many samples as positions": Subject(
+        Network("attention"), samples=Samples("zeros", 3), options=_only("fisher_rao_norm")
     ),
     "a twin times e^25": Subject(Network(bias=False), stretch=25.0, options=EVERYTHING),
     "a twin times e^-25, squared error": Subject(
@@ -47,6 +43,15 @@ FOUND: dict[str, Subject] = {
     "once differentiable": Subject(Network("mlp", "once"), options=_only("rho_row_max")),
     "central differences of gradients": Subject(
         Network("mlp", "once"), samples=Samples(count=1), options=_only("riemannian_nodewise_spectral_norm")
+    ),
+    "central differences of gradients, no spread": Subject(
+        Network("residual", "once", seed=451),
+        samples=Samples(count=17, by_class=True, shape="ragged", seed=262),
+        trained=3,
+        options=Options(("riemannian_spectral_norm", "kappa_trace_sum"), 1e-6, 8, seed=8),
+    ),
+    "rounding in exact values of a certain network": Subject(
+        Network(depth=2, seed=289), samples=Samples(count=24), trained=12, options=_only("rho_row_max")
     ),
     "another eigenvalue than the largest": Subject(
         Network("shared", "leaky", 1, 2, False, seed=2),
