@@ -72,6 +72,7 @@ FOUND: dict[str, Subject] = {
         loss="summed module", samples=Samples(count=24, shape="ragged")
     ),
     "float of a tensor in the loss": Subject(loss="whole weighted"),
+    "the random state after a loader": Subject(loss="module", samples=Samples(count=1, shape="loader")),
     "hinge": Subject(loss="hinge module"),
     "gradient reversal": Subject(Network("mlp", "reversal"), options=EVERYTHING),
     "no gradient in the forward pass": Subject(Network("blind"), options=_only("hessian_spectral_norm")),
