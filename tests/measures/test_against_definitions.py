@@ -85,7 +85,7 @@ SPECTRAL = frozenset(
 
 
 @pytest.mark.parametrize("case", cases.ESTIMATED, ids=cases.case_id)
-def test_what_is_estimated_lies_within_its_error(case):
+def test_what_is_estimated_lies_within_its_error(case, only_probes):
     model, x, y = case.make()
     truth = expected(case.name)
     report = sl.measure(model, (x, y), case.loss, tolerance=1e-10, most_probes=256)
@@ -112,7 +112,7 @@ def test_what_is_estimated_lies_within_its_error(case):
 
 
 @pytest.mark.parametrize("case", cases.ESTIMATED, ids=cases.case_id)
-def test_the_layers_that_can_be_exact_are_exact_in_an_estimated_network(case):
+def test_the_layers_that_can_be_exact_are_exact_in_an_estimated_network(case, only_probes):
     model, x, y = case.make()
     truth = expected(case.name)
     report = sl.measure(model, (x, y), case.loss, measures=["kappa_trace_sum", "rho_sum", "rho_row_sum"])
@@ -122,7 +122,21 @@ def test_the_layers_that_can_be_exact_are_exact_in_an_estimated_network(case):
             assert value.layers[layer] == pytest.approx(truth.layers[value.name][layer], rel=1e-8)
 
 
-def test_estimates_come_closer_with_more_probes_and_stop_at_the_tolerance():
+@pytest.mark.parametrize("case", cases.ESTIMATED, ids=cases.case_id)
+def test_blocks_of_no_more_entries_than_probes_are_formed_whole(case):
+    model, x, y = case.make()
+    truth = expected(case.name)
+    names = sorted(STATISTICS - {"fisher_rao_norm"})
+    report = sl.measure(model, (x, y), case.loss, measures=names, tolerance=1e-10, most_probes=256)
+    first_round = 3 * 8 * sum(1 for _ in model.parameters())  # of probes, before anyone knows how many it takes
+    for value in report.values.values():
+        assert (value.exact, value.error, value.layer_errors) == (True, 0.0, {})
+        assert "products with unit vectors" in value.method
+        assert value.products <= first_round + sum(p.numel() for p in model.parameters())
+        assert_same(value, truth, 1e-8)
+
+
+def test_estimates_come_closer_with_more_probes_and_stop_at_the_tolerance(only_probes):
     model, x, y = cases.by_name("GELU").make()
     few, many = (
         sl.measure(model, (x, y), measures=["hessian_trace"], tolerance=1e-9, most_probes=n)["hessian_trace"]

@@ -160,7 +160,7 @@ def _form(
     weight = products.problem.parameters[name]
     units = torch.eye(weight.numel(), dtype=weight.dtype, device=weight.device)
     images: list[Tensor] = []
-    for some in units.split(UNIT_VECTORS):
+    for some in torch.split(units, UNIT_VECTORS):
         found = products.within([{name: unit.view(weight.shape)} for unit in some])
         images += [image[name].reshape(-1).double() for image in found]
     estimates.products += len(units)

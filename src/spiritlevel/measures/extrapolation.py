@@ -134,7 +134,7 @@ def extrapolated(readings: Sequence[float], growth: float | None = None) -> Extr
 
 def _levels(readings: Sequence[float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     parts = [1, len(ONE_LEFT_OUT), len(HALVES), len(QUARTERS)]
-    whole, left_out, halves, quarters = torch.tensor(readings, dtype=torch.float64).split(parts)
+    whole, left_out, halves, quarters = torch.split(torch.tensor(readings, dtype=torch.float64), parts)
     return whole[0], left_out, halves, quarters
 
 
@@ -156,7 +156,7 @@ def _pulls(values: Tensor, subsets: Sequence[Sequence[int]]) -> Tensor:
     members = torch.zeros(len(subsets), GROUPS, dtype=torch.float64)
     for row, subset in zip(members, subsets, strict=True):
         row[list(subset)] = 1 / len(subset)
-    found = torch.linalg.lstsq(members, values.unsqueeze(1)).solution.squeeze(1)
+    found: Tensor = torch.linalg.lstsq(members, values.unsqueeze(1)).solution.squeeze(1)
     return found - found.mean()
 
 
