@@ -104,3 +104,44 @@ def test_two_standard_errors_hold_the_truth_as_often_as_they_say(from_the_matrix
 
 def test_the_deep_network_is_probed_together():
     assert sum(1 for _ in DEEP.make()[0].parameters()) > MOST_ALONE
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a correction of rank two that has hardly been trained: its own curvature is all but zero, that
+    between its two factors is not."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.base = nn.Linear(size, size).requires_grad_(False)
+        self.A, self.B = nn.Parameter(torch.randn(2, size) / 2), nn.Parameter(1e-3 * torch.randn(size, 2))
+
+    def forward(self, x):
+        return 2 * self.base(x) + F.linear(F.linear(x, self.A), self.B)
+
+
+ADAPTED = cases.Case(
+    "adapters",
+    lambda: nn.Sequential(*[part for _ in range(5) for part in (Adapted(4), nn.GELU())][:-1]),
+    cases.X4,
+    {f"{2 * index}.{factor}": cases.ROWS_FIRST for index in range(5) for factor in "AB"},
+)
+NOT_LINEAR = ["normalized_sharpness", "matrix_normalized_sharpness", "kappa_trace_max", "rho_max", "rho_row_max"]
+
+
+def test_what_is_not_linear_in_the_hessian_is_not_biased_by_the_noise_of_probes(from_the_matrix, only_probes):
+    model, x, y = ADAPTED.make()
+    truth = dense_oracle.expected(model, ADAPTED.mean_loss, x, y, ADAPTED.layers)
+    problem = sl.Problem(model, whole_batch, [(x, y)])
+    measures = resolve_measures(NOT_LINEAR)
+    needs = functools.reduce(operator.or_, (each.needs(each) for each in measures), Needs())
+    off, shared = defaultdict(list), Gathered()
+    for seed in range(6):
+        evidence = Evidence(problem, needs, tolerance=1e-9, seed=seed, most_probes=64)
+        evidence.gathered = shared
+        for measure in measures:
+            value = measure.compute(measure, evidence)
+            off[measure.name].append((value.value - truth.values[measure.name]) / value.error)
+        shared = replace(evidence.gathered, estimates=None)
+    for name, ratios in off.items():
+        assert max(map(abs, ratios)) < 3, name
+        assert abs(sum(ratios)) / len(ratios) < 0.9, name  # normalized_sharpness was 10 bars high

@@ -44,7 +44,7 @@ def test_losses_of_outputs_and_targets(loss, outputs, y):
     named = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
     mean = by_outputs(named.get(loss, loss) if isinstance(loss, str) else loss, y)
     report = zoo.check(network(outputs), (X, y), loss, mean, exact=False)
-    assert report["hessian_trace"].method == "exact Gauss–Newton part, remainder by random probes"
+    assert report["hessian_trace"].method == "exact sweep, whole blocks by products with unit vectors"
     assert set(report.problem["estimated_layers"]) == {"0.weight"}  # the last layer is exact
 
 
@@ -291,8 +291,8 @@ def check_whole(model, batches, loss, mean, **options):
     assert set(report.problem["estimated_layers"].values()) == {WHOLE}
     assert set(report.problem["estimated_layers"]) == set(report.problem["layers"])
     for name in ("hessian_trace", "kappa_trace_sum"):
-        assert report[name].method == "random probes of the Hessian"
-        assert report[name].error > 0
+        assert report[name].method == "whole blocks by products with unit vectors"
+        assert report[name].exact
     return report
 
 

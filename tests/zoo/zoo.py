@@ -101,7 +101,8 @@ def check(
     **options: Any,
 ) -> sl.Report:
     """Measure, and compare with the dense Hessian of `mean`; `oracle` stands in for `model` there."""
-    options = {"tolerance": 1e-7, "most_probes": 256, "measures": MEASURES, **options}
+    enough = 8 + max(248, sum(p.numel() for p in model.parameters()))  # to form every block, where products are exact
+    options = {"tolerance": 1e-7, "most_probes": enough, "measures": MEASURES, **options}
     model.train()
     with unchanged(model):
         report = sl.measure(model, data, loss, **options)
@@ -135,7 +136,7 @@ def compare(report: sl.Report, model: nn.Module, H: Tensor, rel: float = 1e-6) -
 
 
 def _near(value: sl.Value, wanted: float, rel: float) -> None:
-    """Equal where exact, as blocks are that were formed whole, else within four small standard errors."""
+    """Equal where exact, as blocks are that were formed whole, else within four standard errors, which are small."""
     assert value.error <= 0.1 * abs(wanted), (value, wanted)
     bound = rel * abs(wanted) if value.exact else 4 * value.error + rel * abs(wanted)
     assert abs(value.value - wanted) <= bound, (value, wanted)

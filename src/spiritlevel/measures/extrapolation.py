@@ -42,7 +42,7 @@ SUBSETS = (ALL, *ONE_LEFT_OUT, *HALVES, *QUARTERS)
 LEAST_GROWTH, MOST_GROWTH = math.sqrt(2), 4.0
 # So much of the bias that the growth stands for is taken off. Noise smaller than that of all groups may add less than the
 # growth from there on says: between all of it and about two thirds, so that the bar holds the rest.
-TAKEN, REMAINING = 0.85, 0.2
+TAKEN, REMAINING = 0.9, 0.35
 # A square of so many standard errors has a root whose error is that of its derivative.
 CERTAIN = 3.0
 
