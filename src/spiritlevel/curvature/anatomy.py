@@ -171,7 +171,9 @@ def _misread(problem: Problem, anatomy: Anatomy, batch: Batch) -> set[str]:
             for name, part in zip(leaves, parts, strict=True):
                 if part is not None:
                     expected[name] += part.square()
-    nothing = {name: torch.zeros_like(expected[name]) for name in anatomy.axes}  # what no tap saw, autograd may have seen
+    nothing = {
+        name: torch.zeros_like(expected[name]) for name in anatomy.axes
+    }  # what no tap saw, autograd may have seen
     return {name for name, mine in (nothing | ours).items() if not _close(mine, expected[name])}
 
 
