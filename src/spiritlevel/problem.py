@@ -92,7 +92,8 @@ class Problem:
         self.data = read_data(model, data, fix_data=fix_data)
         if self.data.first.targets is None and not self.loss_function.whole_batch:
             self.loss_function = _for_dict_batches(self.loss_function)
-        self.loss_function = weighted_by(self.loss_function, self.data)
+        with undisturbed(model):  # a loader draws a seed at every pass
+            self.loss_function = weighted_by(self.loss_function, self.data)
         if not self.loss_function.whole_batch:
             self.loss_function = in_double(self.loss_function)
         checks.check_arguments(model, parameters, dtype)

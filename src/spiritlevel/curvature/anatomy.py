@@ -158,23 +158,27 @@ def _confirmed(problem: Problem, anatomy: Anatomy, batch: Batch) -> Anatomy:
 
 
 def _misread(problem: Problem, anatomy: Anatomy, batch: Batch) -> set[str]:
-    """Parameters whose squared per-sample gradients, read off the taps, differ from those of autograd."""
+    """Parameters whose squared per-sample gradients, read off the taps, differ from those of autograd.
+
+    The outputs are combined at random for every sample: where samples are alike, their losses would not show that one is
+    taken for another.
+    """
     from spiritlevel.curvature.statistics import squared_gradients  # the sweep itself is what is being confirmed
 
-    ours = squared_gradients(problem, anatomy, batch)
     leaves = problem.leaves()
     expected = {name: torch.zeros_like(tensor) for name, tensor in problem.parameters.items()}
+    with torch.no_grad():
+        outputs = problem.outputs(problem.parameters, batch)
+    column = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs)
     with torch.enable_grad():
         for n in range(len(batch)):
-            loss = problem.chunk_loss(leaves, batch[n : n + 1])
-            parts = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            mixed = (problem.outputs(leaves, batch[n : n + 1]) * column[n : n + 1]).sum()
+            parts = torch.autograd.grad(mixed, list(leaves.values()), allow_unused=True)
             for name, part in zip(leaves, parts, strict=True):
                 if part is not None:
                     expected[name] += part.square()
-    nothing = {
-        name: torch.zeros_like(expected[name]) for name in anatomy.axes
-    }  # what no tap saw, autograd may have seen
-    return {name for name, mine in (nothing | ours).items() if not _close(mine, expected[name])}
+    ours = squared_gradients(problem, anatomy, batch, column)
+    return {name for name, mine in ours.items() if not _close(mine, expected[name])}
 
 
 def _close(mine: Tensor, expected: Tensor) -> bool:

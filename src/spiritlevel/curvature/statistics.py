@@ -158,11 +158,11 @@ def chunk_size(problem: Problem, anatomy: Anatomy) -> int:
     return min(problem.chunk_size, max(1, fitting))
 
 
-def squared_gradients(problem: Problem, anatomy: Anatomy, batch: Batch) -> dict[str, Tensor]:
-    """Σ_n (∂ℓ_n/∂θ)² over one batch, read off the taps."""
+def squared_gradients(problem: Problem, anatomy: Anatomy, batch: Batch, column: Tensor) -> dict[str, Tensor]:
+    """Σ_n (∂(s_n·f_n)/∂θ)² over one batch with s the column, read off the taps."""
     sums = Sums()
     tapped = TappedChunk(problem, anatomy, batch, inputs=False)
-    tapped.accumulate([(tapped.loss_gradient(), None)], float(len(batch)), frozenset([DIAGONAL]), sums)
+    tapped.accumulate([(column, None)], float(len(batch)), frozenset([DIAGONAL]), sums)
     return sums.diagonal
 
 
