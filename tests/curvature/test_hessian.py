@@ -224,13 +224,17 @@ def test_a_gradient_that_is_none_of_any_function_is_refused():
     x, y = data()
     torch.manual_seed(0)
     model = cases.Function(lambda m, z: torch.tanh(z @ m.a + (z @ m.a).detach()) @ m.c, a=(4, 5), c=(5, 3)).double()
+    with pytest.raises(sl.SpiritLevelError, match=r"^the gradient of this network is not that of its loss: .* in 'a' "):
+        sl.measure(model, (x.double(), y), measures=["hessian_spectral_norm"])
+    problem = sl.Problem(model, "cross_entropy", (x.double(), y))
+    problem._derivatives_checked = True  # so that the comparison of second derivatives is on its own
     with refused(
         "the second derivative of this network cannot be trusted: kept graph differs from a central difference of gradients; "
         "jvp of the gradient differs from a central difference of gradients. Some operation of the network has a wrong double "
         "backward, or its gradient jumps where it should be smooth. torch's old torch.nn.utils.weight_norm is a known case: "
         "fold it into the weight with remove_weight_norm"
     ):
-        sl.measure(model, (x.double(), y), measures=["hessian_spectral_norm"])
+        HessianProducts(problem)
 
 
 def test_fused_attention_is_measured_by_the_math_kernel():
