@@ -41,6 +41,7 @@ class Once(nn.Module):
         return self.last(torch.tanh(z) if self.plain else OnceTanh.apply(z))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_without_double_backward_the_gauss_newton_part_counts_once():
     case = cases.Case("once", lambda: Once(False), cases.X4, {})
     model, x, y = case.make()

@@ -85,17 +85,18 @@ class Extrapolated:
     """A number without the bias of noise.
 
     value: The number. bias: What was taken off. pulls: For each group, how far the number follows its distance from the
-    mean of all groups.
+    mean of all groups. least: The standard error that the number had with its bias: less is luck.
     """
 
     value: float
     bias: float
     pulls: Tensor
+    least: float = 0.0
 
     @property
     def error(self) -> float:
         """One standard error, with what may remain of the bias."""
-        return math.hypot(standard_error(self.pulls), REMAINING * self.bias)
+        return math.hypot(max(self.least, standard_error(self.pulls)), REMAINING * self.bias)
 
 
 def standard_error(pulls: Tensor) -> float:
@@ -128,8 +129,9 @@ def extrapolated(readings: Sequence[float], growth: float | None = None) -> Extr
         growth = _growth(*_steps(readings))
     share = TAKEN / (growth - 1)
     bias = share * _steps(readings)[0]
-    pulls = (1 + share) * _pulls(left_out, ONE_LEFT_OUT) - share * _pulls(halves, HALVES)
-    return Extrapolated(float(whole) - bias, bias, pulls)
+    before = _pulls(left_out, ONE_LEFT_OUT)
+    pulls = (1 + share) * before - share * _pulls(halves, HALVES)
+    return Extrapolated(float(whole) - bias, bias, pulls, standard_error(before))
 
 
 def _levels(readings: Sequence[float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
