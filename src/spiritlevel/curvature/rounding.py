@@ -24,7 +24,7 @@ from spiritlevel.survey import Heavy
 
 # The heaviest samples are compared in so many groups, whose differences cannot cancel; and the difference is taken four times,
 # because it is one draw of something random.
-GROUPS, MARGIN = 4, 4
+GROUPS, MARGIN = 2, 4
 # Larger models are compared in one group: every group keeps arrays as large as the model.
 MANY = 2_000_000
 # What is assumed where a network cannot run in another precision, in units of rounding.
