@@ -86,7 +86,7 @@ def mean_over_tokens(shift):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_gpt2_by_scored_tokens(attention):
     report = zoo.check(gpt2(attention), batches(), causal_loss, mean_over_tokens(1), exact=False)
-    assert report["hessian_trace"].method == "random probes of the Hessian"
+    assert report["hessian_trace"].method == "whole blocks by products with unit vectors"
     assert set(report.problem["estimated_layers"].values()) == {"the loss does not split into outputs and targets"}
     assert "transformer.h.0.attn.c_attn.weight" in report.problem["layers"]
     assert "lm_head.weight" not in report.problem["layers"]  # tied: counted once
