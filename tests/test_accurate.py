@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from spiritlevel import accurate
+from spiritlevel.network import accurate
 
 SHAPES = [(5,), (4, 7), (3, 5, 2), (2, 5, 3, 4)]
 

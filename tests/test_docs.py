@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import spiritlevel as sl
-from spiritlevel import cli, measures
-from spiritlevel.report.citations import CITATIONS
-from spiritlevel.study.data import list_data
-from spiritlevel.study.models import list_models
+from spiritlevel import cli
+from spiritlevel.measuring import registry as measures
+from spiritlevel.show.citations import CITATIONS
+from spiritlevel.subjects.data import list_data
+from spiritlevel.subjects.networks import list_models
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])

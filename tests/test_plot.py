@@ -14,8 +14,9 @@ from torch import nn
 
 import spiritlevel as sl
 from cases import mlp
-from spiritlevel import landscape, plot
-from spiritlevel.report.correlation import correlate
+from spiritlevel import plot
+from spiritlevel.landscape import landscape
+from spiritlevel.show.correlation import correlate
 
 
 @pytest.fixture(scope="module")

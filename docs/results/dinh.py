@@ -19,10 +19,10 @@ from matplotlib.patches import Circle, Polygon
 from torch import nn
 
 import spiritlevel as sl
-from spiritlevel import landscape
-from spiritlevel.report.drawing import INK, Drawing, series_colour, style
-from spiritlevel.report.numbers import significant
-from spiritlevel.study.data import load_data
+from spiritlevel.landscape import landscape
+from spiritlevel.show.drawing import INK, Drawing, series_colour, style
+from spiritlevel.show.numbers import significant
+from spiritlevel.subjects.data import load_data
 
 HERE = Path(__file__).parent
 SIZE, POINTS = 4.0, 61

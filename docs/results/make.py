@@ -15,13 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-from spiritlevel.report.drawing import Drawing
-from spiritlevel.report.numbers import Numbers, seconds_text, significant
-from spiritlevel.report.study import GAP_LABELS, made_section
-from spiritlevel.report.study_figures import ByLevel, boxes, gap_scatter, interval_text, lines, ranking
-from spiritlevel.result import write_whole
-from spiritlevel.study.correlate import FEWEST, Answers, Contrast, Estimate, answers, contrasts, correlations_csv
-from spiritlevel.study.results import Cell, Study, read_study, results_csv
+from spiritlevel.saved import write_whole
+from spiritlevel.show.drawing import Drawing
+from spiritlevel.show.numbers import Numbers, seconds_text, significant
+from spiritlevel.study.correlate import Answers, Contrast, answers, contrasts, correlations_csv
+from spiritlevel.study.csv_tables import results_csv
+from spiritlevel.study.results import Cell, Study, read_study
+from spiritlevel.study.show.figures import ByLevel, boxes, gap_scatter, interval_text, lines, ranking
+from spiritlevel.study.show.labels import GAP_LABELS
+from spiritlevel.study.show.page import made_section
+from spiritlevel.study.statistics import FEWEST, Estimate
 
 PAGE = Path(__file__).resolve().parents[1] / "results.md"
 PARTS = ("measured", "excluded", "failed", "unfinished")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
-from spiritlevel.result import write_whole
+from spiritlevel.saved import write_whole
 
 HERE = Path(__file__).parent
 COLUMNS = (

@@ -3,21 +3,25 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from spiritlevel import presenting
 from spiritlevel._version import __version__
-from spiritlevel.audit import Audit, audit
+from spiritlevel.attack.attack import Attack, flattest, sharpen, sharpen_ball
+from spiritlevel.audit.audit import audit
+from spiritlevel.audit.findings import Audit
+from spiritlevel.compare.compare import Comparison, compare
 from spiritlevel.errors import NondeterministicError, RescalingError, SpiritLevelError, TracingError
 from spiritlevel.guarantees.certificate import Certificate
-from spiritlevel.guarantees.compare import Comparison, compare
 from spiritlevel.guarantees.pac_bayes import pac_bayes
 from spiritlevel.guarantees.robustness import Robustness, feature_robustness
-from spiritlevel.measures import get_measure, list_measures
-from spiritlevel.measures.record import Measure
-from spiritlevel.measures.run import measure
-from spiritlevel.problem import Problem
-from spiritlevel.result import Cost, Report, Value
-from spiritlevel.spectrum import Spectrum, spectrum
+from spiritlevel.measures import PAPERS
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.registry import get_measure, list_measures, register
+from spiritlevel.measuring.report import Report
+from spiritlevel.measuring.run import measure
+from spiritlevel.measuring.value import Cost, Value
+from spiritlevel.problem.problem import Problem
+from spiritlevel.spectrum.spectrum import Spectrum, spectrum
 from spiritlevel.symmetry import Rescaling, Symmetries, canonicalize, find_symmetries, rescale_layers
-from spiritlevel.symmetry.attack import Attack, flattest, sharpen, sharpen_ball
 
 if TYPE_CHECKING:
     from spiritlevel import plot
@@ -58,6 +62,18 @@ __all__ = [
     "sharpen_ball",
     "spectrum",
 ]
+
+
+# What shows a result is imported when one is first shown: measuring does without matplotlib and jinja2.
+presenting.shown_by(Report, "spiritlevel.show.report")
+presenting.shown_by(Symmetries, "spiritlevel.symmetry.describe")
+presenting.shown_by(Audit, "spiritlevel.audit.show")
+presenting.shown_by(Spectrum, "spiritlevel.spectrum.show")
+presenting.shown_by(Comparison, "spiritlevel.compare.show")
+presenting.shown_by(Certificate, "spiritlevel.guarantees.show")
+presenting.shown_by(Robustness, "spiritlevel.guarantees.show")
+
+register(measure for paper in PAPERS for measure in paper.MEASURES)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,21 +12,19 @@ from typing import Any
 from matplotlib.axes import Axes
 from torch import nn
 
+from spiritlevel.attack.show import attack, reparametrizations
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.landscape import LossLike
-from spiritlevel.measures import get_measure
-from spiritlevel.measures.run import measure
-from spiritlevel.report.attacks import attack, reparametrizations
-from spiritlevel.report.correlation import scatter
-from spiritlevel.report.drawing import Drawing
-from spiritlevel.report.figures import convergence as convergence_figure
-from spiritlevel.report.figures import (
-    layer_profile,
-    neuron_distribution,
-)
-from spiritlevel.report.landscapes import by_name, line, surface
-from spiritlevel.report.spectra import spectrum
-from spiritlevel.result import Report, Value
+from spiritlevel.landscape.show import line, surface
+from spiritlevel.measuring.registry import get_measure
+from spiritlevel.measuring.report import Report
+from spiritlevel.measuring.run import measure
+from spiritlevel.measuring.value import Value
+from spiritlevel.problem.losses import LossLike
+from spiritlevel.show.correlation import scatter
+from spiritlevel.show.drawing import Drawing
+from spiritlevel.show.figures import by_name, layer_profile, neuron_distribution
+from spiritlevel.show.figures import convergence as convergence_figure
+from spiritlevel.spectrum.show import spectrum
 
 __all__ = [
     "attack",

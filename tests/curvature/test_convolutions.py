@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from spiritlevel.curvature.convolutions import CheapConvolutions
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.problem import Problem
+from spiritlevel.problem.problem import Problem
 
 LAYERS = {
     "plain": (nn.Conv2d(3, 4, 3), (5, 3, 6, 6)),

@@ -20,9 +20,9 @@ import dense_oracle
 import spiritlevel as sl
 from spiritlevel.curvature.estimate import MOST_ALONE
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.measures import resolve_measures
-from spiritlevel.measures.evidence import Evidence, Gathered
-from spiritlevel.measures.record import Needs
+from spiritlevel.measuring.evidence import Evidence, Gathered
+from spiritlevel.measuring.needs import Needs
+from spiritlevel.measuring.registry import resolve_measures
 
 REPETITIONS = 200
 NAMES = ["hessian_trace", "kappa_trace_sum", "rho_sum"]

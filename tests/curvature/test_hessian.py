@@ -14,7 +14,7 @@ from refusals import refused
 from spiritlevel.curvature import hessian
 from spiritlevel.curvature.dense import dense_hessian
 from spiritlevel.curvature.hessian import Flat, HessianProducts
-from spiritlevel.problem import gradients_of
+from spiritlevel.problem.problem import gradients_of
 
 NAMES = ["mlp", "GELU", "convolution, max pooling", "batch normalization", "attention", "tied weights", "embedding"]
 WAYS = {"kept graph": 1e-10, "jvp of the gradient": 1e-10, "central differences": 1e-4}

@@ -10,11 +10,11 @@ from torch import nn
 import spiritlevel as sl
 from dense_oracle import dense
 from spiritlevel.curvature import krylov
-from spiritlevel.curvature.anatomy import examine
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
+from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.hessian import HessianProducts, spread_part
 from spiritlevel.curvature.lanczos import Lanczos
-from spiritlevel.problem import Problem
+from spiritlevel.problem.problem import Problem
 
 OPERATORS = ["hessian_spectral_norm", "riemannian_spectral_norm", "riemannian_nodewise_spectral_norm"]
 

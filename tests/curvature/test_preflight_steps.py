@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.problem import Problem
+from spiritlevel.problem.problem import Problem
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in torch.func.jvp

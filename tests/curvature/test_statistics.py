@@ -9,8 +9,8 @@ import torch
 import cases
 import spiritlevel as sl
 from spiritlevel.curvature import kernels, statistics
-from spiritlevel.curvature.anatomy import examine
 from spiritlevel.curvature.estimate import mean_of
+from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, ROWS, TRACE, TappedChunk, sweep
 
 NAMES = [

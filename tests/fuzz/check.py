@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import spiritlevel as sl
 from fuzz.oracle import Quantities, Truth, quantities, truths
 from fuzz.subjects import MEASURES, Built, Subject, build
-from spiritlevel import problem
+from spiritlevel.problem import problem
 
 # 64 units of the last place in float32; in float64 the definitions themselves are not known more closely.
 ROUNDING = {torch.float32: 64 * 2.0**-23, torch.float64: 1e-11}

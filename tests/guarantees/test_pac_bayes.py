@@ -12,17 +12,10 @@ import spiritlevel as sl
 from refusals import refused
 from spiritlevel.guarantees.certificate import Certificate
 from spiritlevel.guarantees.pac_bayes import pac_bayes
-from spiritlevel.guarantees.posterior import (
-    FLOATS,
-    OCTAVES,
-    Scale,
-    divergence,
-    one_scale,
-    row_and_column_scales,
-)
+from spiritlevel.guarantees.posterior import FLOATS, OCTAVES, Scale, divergence, one_scale, row_and_column_scales
 from spiritlevel.guarantees.zero_one import kl_upper, wrong_class
-from spiritlevel.layers import Layer
 from spiritlevel.measures.tsuzuku2019 import balance
+from spiritlevel.network.layers import Layer
 
 
 def trained(model: nn.Module, x: Tensor, y: Tensor, steps: int = 100, rate: float = 0.02) -> nn.Module:

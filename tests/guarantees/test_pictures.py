@@ -9,14 +9,14 @@ import torch
 
 from spiritlevel.guarantees.certificate import Certificate
 from spiritlevel.guarantees.robustness import Point, Robustness
-from spiritlevel.report.drawing import Drawing
-from spiritlevel.report.guarantees import (
+from spiritlevel.guarantees.show import (
     bound_against_error,
     bound_terms,
     certificate_answer,
     robustness_answer,
     robustness_curve,
 )
+from spiritlevel.show.drawing import Drawing
 
 HOSTILE = "<img src=x onerror=alert(1)>$\\frac{1}{0}$ & \x00 ]]> --> </svg>"
 

@@ -13,7 +13,7 @@ import spiritlevel as sl
 from refusals import refused
 from spiritlevel.guarantees.mixing import Mixing, gaussian, norm, orthogonal
 from spiritlevel.guarantees.robustness import Point, _holds_until, feature_robustness
-from spiritlevel.layers import Layer
+from spiritlevel.network.layers import Layer
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -82,7 +82,7 @@ def test_a_branch_that_depends_on_the_company_of_a_sample_is_refused() -> None:
     torch.manual_seed(3)
     x, y = _data()
     problem = sl.Problem(Company().double(), "cross_entropy", (x, y))
-    from spiritlevel.curvature.anatomy import examine
+    from spiritlevel.curvature.examine import examine
     from spiritlevel.curvature.statistics import TappedChunk
 
     anatomy = examine(problem)

@@ -11,8 +11,8 @@ import spiritlevel as sl
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.estimate import Estimates, Probed
 from spiritlevel.curvature.statistics import DIAGONAL, Sweep
-from spiritlevel.measures.evidence import Evidence, Sources, combined, sources_of
-from spiritlevel.measures.record import Needs
+from spiritlevel.measuring.evidence import Evidence, Sources, combined, sources_of
+from spiritlevel.measuring.needs import Needs
 
 
 class OnceTanh(torch.autograd.Function):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spiritlevel.curvature.statistics import GROUPS
-from spiritlevel.measures import extrapolation as ex
+from spiritlevel.measuring import extrapolation as ex
 
 SEEDS = 60
 ENTRIES = 200

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.config import list_studies, read_override, read_study
-from spiritlevel.study.models import build_model
+from spiritlevel.study.plan import list_studies, read_override, read_study
+from spiritlevel.subjects.networks import build_model
 
 BUILT_IN = (
     "dinh-attack",

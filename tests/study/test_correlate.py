@@ -15,15 +15,12 @@ import pytest
 from scipy import stats
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.correlate import (
-    Answers,
+from spiritlevel.study.correlate import Answers, answers, contest, contrasts, correlations_csv
+from spiritlevel.study.results import Study, read_study
+from spiritlevel.study.statistics import (
     Array,
     Resamples,
     Statistic,
-    answers,
-    contest,
-    contrasts,
-    correlations_csv,
     effect,
     estimate,
     granulated,
@@ -33,7 +30,6 @@ from spiritlevel.study.correlate import (
     pearson,
     spearman,
 )
-from spiritlevel.study.results import Study, read_study
 from study_samples import INVARIANT, PLAIN, fabricate
 
 SCIPY = {pearson: stats.pearsonr, spearman: stats.spearmanr, kendall: stats.kendalltau}

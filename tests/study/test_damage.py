@@ -9,13 +9,13 @@ from test_study_run import ALONE, Here
 
 from spiritlevel import cli
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.report.study import write_study_report
 from spiritlevel.study import worker
-from spiritlevel.study.config import read_study
+from spiritlevel.study.plan import read_study
 from spiritlevel.study.progress import StudyProgress
 from spiritlevel.study.results import read_curve
 from spiritlevel.study.results import read_study as read_folder
 from spiritlevel.study.run import Summary, prepare, run_study, summarize
+from spiritlevel.study.show.page import write_study_report
 from spiritlevel.study.store import CellFolder, StudyFolder
 from spiritlevel.study.worker import DONE, REFUSED, compute
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.config import read_study
-from spiritlevel.study.engines import Task, local, make_engine
+from spiritlevel.study.engines import local, make_engine
+from spiritlevel.study.engines.engine import Task
 from spiritlevel.study.engines.local import LocalEngine, available_cores
+from spiritlevel.study.plan import read_study
 from spiritlevel.study.progress import StudyProgress
 from spiritlevel.study.run import Summary, prepare, run_study
 from spiritlevel.study.store import StudyFolder

@@ -10,8 +10,8 @@ from test_study_run import ALONE, Here
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study import store, worker
-from spiritlevel.study.config import read_study
 from spiritlevel.study.identity import source_of
+from spiritlevel.study.plan import read_study
 from spiritlevel.study.progress import StudyProgress
 from spiritlevel.study.run import prepare, run_study
 from spiritlevel.study.store import StudyFolder, hash_of

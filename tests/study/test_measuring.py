@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
-from spiritlevel.study.config import CellConfig, MeasureSection
 from spiritlevel.study.measuring import measure_all, measure_cell, measured_samples, random_layer_factors
-from spiritlevel.study.models import build_model
+from spiritlevel.study.settings import CellConfig, MeasureSection
 from spiritlevel.study.train import build, load_samples, noisy_labels
+from spiritlevel.subjects.networks import build_model
 
 
 def config(**measure: object) -> CellConfig:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.results import Study, read_curve, read_study, results_csv
+from spiritlevel.study.csv_tables import results_csv
+from spiritlevel.study.results import Study, read_curve, read_study
 from study_samples import GRIDS, fabricate
 
 MEASURES = ("hessian_trace", "kappa_max", "kappa_trace_sum", "rho_max")
@@ -175,7 +176,7 @@ def test_a_result_stands_before_an_older_failure(tmp_path: Path) -> None:
 def test_folders_of_no_cell_are_counted(tmp_path: Path) -> None:
     folder = small(tmp_path)
     (folder / "cells" / "beef").mkdir()
-    assert read_study(folder).strangers == 1
+    assert read_study(folder).unknown_folders == 1
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:

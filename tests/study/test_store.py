@@ -6,7 +6,7 @@ import pytest
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study import store
-from spiritlevel.study.config import read_study
+from spiritlevel.study.plan import read_study
 from spiritlevel.study.run import prepare
 from spiritlevel.study.store import CellFolder, StudyFolder, hash_of, locked, training_hash_of
 from spiritlevel.study.train import Epoch

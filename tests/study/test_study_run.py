@@ -14,8 +14,8 @@ import pytest
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study import run as running
 from spiritlevel.study import worker
-from spiritlevel.study.config import read_study
-from spiritlevel.study.engines import Outcome, Task
+from spiritlevel.study.engines.engine import Outcome, Task
+from spiritlevel.study.plan import read_study
 from spiritlevel.study.progress import Count, StudyProgress, time_left
 from spiritlevel.study.run import prepare, run_study, summarize
 from spiritlevel.study.store import CellFolder, StudyFolder, locked

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.config import CellConfig
+from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.train import (
     Trained,
     build,

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.result import Report
+from spiritlevel.measuring.report import Report
 from spiritlevel.study import store, worker
-from spiritlevel.study.checkpoint import read_state_dict
-from spiritlevel.study.config import read_study
+from spiritlevel.study.plan import read_study
 from spiritlevel.study.run import prepare
 from spiritlevel.study.store import CellFolder, StudyFolder, locked
 from spiritlevel.study.worker import CRASHED, DISK_FULL, DONE, HELD, REFUSED, compute, main
+from spiritlevel.subjects.checkpoint import read_state_dict
 
 
 def cells(tiny: str, folder: Path, *overrides: str) -> list[CellFolder]:
@@ -207,7 +207,7 @@ def test_a_disk_that_fills_up_while_the_result_is_written_leaves_none(tiny, tmp_
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("spiritlevel.result.os.fsync", full)
+    monkeypatch.setattr("spiritlevel.measuring.report.os.fsync", full)
     assert compute([cell.cell]) == DISK_FULL
     assert sorted(path.name for path in cell.path.iterdir()) == ["cell.json", "lock"]
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from networks import CASES, built, mlp, randomized
 
+from networks import CASES, built, mlp, randomized
 from spiritlevel.symmetry import balance, canonicalize, find_symmetries
 
 

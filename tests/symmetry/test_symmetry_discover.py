@@ -5,14 +5,14 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import CASES, ResNet, built, mlp, randomized
-from symmetry_oracle import number_of_symmetries
 from torch import Tensor, nn
 
+from networks import CASES, ResNet, built, mlp, randomized
 from spiritlevel.errors import SpiritLevelError, TracingError
 from spiritlevel.symmetry import find_symmetries
 from spiritlevel.symmetry.scales import fixed
 from spiritlevel.symmetry.trace import RULES
+from symmetry_oracle import number_of_symmetries
 
 # ReLU6 cuts too rarely at random inputs for derivatives to notice every cut.
 COUNTED = sorted(set(CASES) - {"mobilenet relu6"})

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import built, mlp, randomized
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev
 
+from networks import built, mlp, randomized
 from spiritlevel.symmetry import (
     Symmetries,
     find_symmetries,

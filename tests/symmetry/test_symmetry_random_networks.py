@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import randomized
-from symmetry_oracle import number_of_symmetries
 from torch import Tensor, nn
 
+from networks import randomized
 from spiritlevel.symmetry import balance, find_symmetries, relative_change
+from symmetry_oracle import number_of_symmetries
 
 STEPS = (
     "conv",

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import LeNet, mlp, randomized
 from torch import Tensor, nn
 from torch.func import grad, jacrev
 
+from networks import LeNet, mlp, randomized
 from spiritlevel.errors import RescalingError, SpiritLevelError
 from spiritlevel.symmetry import (
     Bijection,

@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import LeNet, ResNet, TiedModules, built, mlp, randomized
 from torch import nn
 from torch.func import functional_call, jacrev
 
+from networks import LeNet, ResNet, TiedModules, built, mlp, randomized
 from spiritlevel.errors import RescalingError
 from spiritlevel.symmetry import find_symmetries, rescale_layers
 

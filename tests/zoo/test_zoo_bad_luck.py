@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import spiritlevel as sl
 import zoo
 from refusals import refused
-from spiritlevel import checks
+from spiritlevel.problem import checks
 
 X, Y = zoo.gaussian(6, 4), zoo.integers(3, 6)
 TOKENS = zoo.integers(7, 6, 4)

@@ -28,7 +28,7 @@ from spiritlevel.cli.sharpen import sharpen
 from spiritlevel.cli.spectrum import spectrum
 from spiritlevel.cli.study import study
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.ranks import launched_processes
+from spiritlevel.problem.ranks import launched_processes
 
 # In the order in which `spiritlevel --help` lists them.
 COMMANDS: tuple[Callable[..., Any], ...] = (

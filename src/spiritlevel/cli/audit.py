@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from spiritlevel.audit import audit as audit_network
+from spiritlevel.audit.audit import audit as audit_network
+from spiritlevel.audit.show import audit_table
 from spiritlevel.cli.options import (
     Checkpoint,
     DataName,
@@ -23,9 +24,8 @@ from spiritlevel.cli.options import (
 )
 from spiritlevel.cli.output import HtmlFile, JsonFile, write_result
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.measures.progress import passes_bar
-from spiritlevel.ranks import launched
-from spiritlevel.report.audit import audit_table
+from spiritlevel.measuring.progress import passes_bar
+from spiritlevel.problem.ranks import launched
 
 Strengths = Annotated[
     str, typer.Option(metavar="A,B,…", help="Standard deviations of the logarithms of the random factors.")

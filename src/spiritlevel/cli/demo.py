@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from spiritlevel import demo as showcase
+from spiritlevel.cli import demonstration as showcase
 from spiritlevel.cli.options import Seed, check_folder
-from spiritlevel.measures.progress import passes_bar
-from spiritlevel.report.tables import comparison_table
+from spiritlevel.measuring.progress import passes_bar
+from spiritlevel.show.tables import comparison_table
 
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the page, the picture and the weights go.")]
 

@@ -27,15 +27,15 @@ from spiritlevel.cli.options import (
     read_measures,
     read_subject,
 )
+from spiritlevel.compare.compare import compare as compare_networks
+from spiritlevel.compare.show import ranking_table
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.guarantees.compare import compare as compare_networks
 from spiritlevel.guarantees.pac_bayes import pac_bayes
 from spiritlevel.guarantees.robustness import feature_robustness
-from spiritlevel.measures.progress import passes_bar
-from spiritlevel.ranks import launched
-from spiritlevel.report.guarantees import certificate_table, robustness_table
-from spiritlevel.report.rankings import ranking_table
-from spiritlevel.study.data import load_data
+from spiritlevel.guarantees.show import certificate_table, robustness_table
+from spiritlevel.measuring.progress import passes_bar
+from spiritlevel.problem.ranks import launched
+from spiritlevel.subjects.data import load_data
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - prints it.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the result as one page.")]

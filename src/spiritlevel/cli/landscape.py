@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from spiritlevel import landscape as landscapes
 from spiritlevel.cli.options import (
     Checkpoint,
     DataName,
@@ -29,6 +28,7 @@ from spiritlevel.cli.options import (
 )
 from spiritlevel.cli.output import say_written
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.landscape import landscape as landscapes
 
 Directions = Annotated[
     str, typer.Option(metavar="random|eigen|between", help="Random, top eigenvectors, or towards --other.")

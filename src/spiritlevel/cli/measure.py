@@ -24,9 +24,9 @@ from spiritlevel.cli.options import (
 )
 from spiritlevel.cli.output import HtmlFile, JsonFile, write_result
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.measures import run
-from spiritlevel.ranks import launched
-from spiritlevel.report.tables import report_table
+from spiritlevel.measuring import run
+from spiritlevel.problem.ranks import launched
+from spiritlevel.show.tables import report_table
 
 INTERRUPTED = 130
 

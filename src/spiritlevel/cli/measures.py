@@ -8,20 +8,20 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from spiritlevel.measures import list_measures
-from spiritlevel.measures.record import Measure
-from spiritlevel.report.tables import measures_table
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.registry import list_measures
+from spiritlevel.show.tables import measures_table
 
 
 def measures(as_json: Annotated[bool, typer.Option("--json", help="As JSON on standard output.")] = False) -> None:
     """List the measures and what they survive."""
     if as_json:
-        print(json.dumps([_plain(measure) for measure in list_measures()], indent=1, ensure_ascii=False))
+        print(json.dumps([_record(measure) for measure in list_measures()], indent=1, ensure_ascii=False))
     else:
         Console().print(measures_table())
 
 
-def _plain(measure: Measure) -> dict[str, Any]:
+def _record(measure: Measure) -> dict[str, Any]:
     return {
         "name": measure.name,
         "paper": measure.paper,

@@ -11,13 +11,14 @@ import torch
 import typer
 from torch import nn
 
-from spiritlevel.errors import SpiritLevelError
-from spiritlevel.losses import BUILT_IN
-from spiritlevel.measures import ALL
-from spiritlevel.measures.record import Measure
-from spiritlevel.study.checkpoint import load_checkpoint
-from spiritlevel.study.data import Dataset, import_factory, load_data, suggest
-from spiritlevel.study.models import build_model
+from spiritlevel.errors import SpiritLevelError, suggest
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.registry import ALL
+from spiritlevel.problem.losses import BUILT_IN
+from spiritlevel.subjects.checkpoint import load_checkpoint
+from spiritlevel.subjects.data import Dataset, load_data
+from spiritlevel.subjects.factory import import_factory
+from spiritlevel.subjects.networks import build_model
 
 ModelName = Annotated[
     str,

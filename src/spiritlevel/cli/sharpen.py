@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from spiritlevel.attack import attack
 from spiritlevel.cli.options import (
     Checkpoint,
     DataName,
@@ -18,8 +19,7 @@ from spiritlevel.cli.options import (
     read_subject,
 )
 from spiritlevel.cli.output import say_written
-from spiritlevel.study.checkpoint import save_checkpoint
-from spiritlevel.symmetry import attack
+from spiritlevel.subjects.checkpoint import save_checkpoint
 
 Target = Annotated[float, typer.Option(metavar="M", help="The Hessian norm to reach.")]
 Eigenvalues = Annotated[int, typer.Option(metavar="N", help="How many eigenvalues shall exceed the target.")]

@@ -25,10 +25,10 @@ from spiritlevel.cli.options import (
 )
 from spiritlevel.cli.output import JsonFile, say_written
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.measures.progress import passes_bar
-from spiritlevel.ranks import launched
-from spiritlevel.spectrum import Spectrum
-from spiritlevel.spectrum import spectrum as compute_spectrum
+from spiritlevel.measuring.progress import passes_bar
+from spiritlevel.problem.ranks import launched
+from spiritlevel.spectrum.spectrum import Spectrum
+from spiritlevel.spectrum.spectrum import spectrum as compute_spectrum
 
 OperatorName = Annotated[
     str, typer.Option(metavar="hessian|riemannian|nodewise|WEIGHT", help="H, DHD, |θ|H|θ|, or one weight's block of H.")

@@ -46,7 +46,7 @@ SlurmSettings = Annotated[
 @study.command("list")
 def list_command() -> None:
     """List the built-in studies."""
-    from spiritlevel.study.config import list_studies, read_study
+    from spiritlevel.study.plan import list_studies, read_study
 
     table = Table("study", "what", "networks", "quick", box=None, pad_edge=False)
     for name, title in list_studies().items():
@@ -58,7 +58,7 @@ def list_command() -> None:
 @study.command()
 def show(name: NameOrFile) -> None:
     """Print a study's file, to read or to start your own from."""
-    from spiritlevel.study.config import read_study, read_text
+    from spiritlevel.study.plan import read_study, read_text
 
     read_study(name)
     print(read_text(name)[0], end="")
@@ -81,8 +81,8 @@ def run(
 
     Stopped in whatever way, the same command goes on where it was.
     """
-    from spiritlevel.study.config import read_override, read_study
     from spiritlevel.study.engines import make_engine
+    from spiritlevel.study.plan import read_override, read_study
     from spiritlevel.study.progress import StudyProgress
     from spiritlevel.study.run import run_study
     from spiritlevel.study.store import StudyFolder
@@ -130,7 +130,7 @@ def report(folder: StudyFolderArgument, quiet: Quiet = False) -> None:
 
 
 def _write_report(folder: Path, quiet: bool) -> None:
-    from spiritlevel.report.study import write_study_report
+    from spiritlevel.study.show.page import write_study_report
 
     write_study_report(folder)
     if not quiet:

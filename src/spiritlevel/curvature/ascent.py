@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.hessian import Flat
 from spiritlevel.curvature.lanczos import length, unit
-from spiritlevel.problem import Problem
+from spiritlevel.problem.problem import Problem
 
 RANDOM_STARTS = 2
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from spiritlevel.batches import Batch
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.hessian import MOST_IN_PART, spread_part
 from spiritlevel.curvature.statistics import TappedChunk
 from spiritlevel.curvature.taps import LinearUse
-from spiritlevel.losses import output_factor
-from spiritlevel.problem import Problem
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.losses import output_factor
+from spiritlevel.problem.problem import Problem
 
 # What δ of all layers and chunks may take between products.
 DELTA_BUDGET = 512 << 20

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from spiritlevel.layers import bound_arguments, function_name, repeated
-from spiritlevel.operations import CONVOLUTIONS
+from spiritlevel.network.layers import bound_arguments, function_name, repeated
+from spiritlevel.network.operations import CONVOLUTIONS
 
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 

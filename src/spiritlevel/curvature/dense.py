@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spiritlevel.problem import Problem
+from spiritlevel.problem.problem import Problem
 
 
 def dense_hessian(problem: Problem) -> Tensor:

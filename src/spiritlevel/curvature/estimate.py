@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, GROUPS, ROWS
-from spiritlevel.layers import Layer
+from spiritlevel.network.layers import Layer
 
 # So many parameters are probed one by one; more of them together.
 MOST_ALONE = 8
@@ -38,7 +38,7 @@ def few_groups_factor(groups: int) -> float:
 
     Student's t in place of the normal: 1.21 for eight groups.
     """
-    return float(stats.t.ppf(stats.norm.cdf(2), groups - 1) / 2)
+    return float(special.stdtrit(groups - 1, special.ndtr(2)) / 2)
 
 
 @dataclass

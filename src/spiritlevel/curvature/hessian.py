@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from spiritlevel.batches import Batch
-from spiritlevel.checks import refuse_nonfinite_loss
 from spiritlevel.curvature.convolutions import CheapConvolutions
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.problem import Parameters, Problem, counting_saved_bytes, gradients_of
-from spiritlevel.ranks import Ranks
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.checks import refuse_nonfinite_loss
+from spiritlevel.problem.contract import Parameters
+from spiritlevel.problem.problem import Problem, counting_saved_bytes, gradients_of
+from spiritlevel.problem.ranks import Ranks
 
 Method = Literal["kept graph", "jvp of the gradient", "central differences"]
 Objective = Callable[[Problem, Parameters, Batch], Tensor]

@@ -17,10 +17,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from spiritlevel.batches import Batch
 from spiritlevel.curvature.lanczos import Eigenpair
-from spiritlevel.problem import Problem
-from spiritlevel.survey import Heavy
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.survey import Heavy
 
 # The heaviest samples are compared in so many groups, whose differences cannot cancel; and the difference is taken four times,
 # because it is one draw of something random.

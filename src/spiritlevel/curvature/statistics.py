@@ -16,12 +16,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from spiritlevel.batches import Batch
 from spiritlevel.curvature import kernels
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.taps import LinearUse, SampleAxis, Tap, VectorUse
-from spiritlevel.losses import output_factor
-from spiritlevel.problem import Problem
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.losses import output_factor
+from spiritlevel.problem.problem import Problem
 
 STATISTICS = TRACE, DIAGONAL, ROWS, COLUMNS, FISHER = "trace", "diagonal", "rows", "columns", "fisher"
 

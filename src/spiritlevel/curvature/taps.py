@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
-from spiritlevel.layers import Function, LinearMap, ParameterMode
-from spiritlevel.tracing import Trace
+from spiritlevel.network.layers import Function, LinearMap, ParameterMode
+from spiritlevel.network.tracing import Trace
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spiritlevel.result import from_json_ready, json_ready, write_whole
+from spiritlevel.presenting import show
+from spiritlevel.saved import from_json_ready, json_ready, write_whole
 
 if TYPE_CHECKING:
-    from spiritlevel.report.drawing import Drawing
+    from spiritlevel.show.drawing import Drawing
 
 FORMAT = "spiritlevel-certificate-1"
 
@@ -84,18 +85,12 @@ class Certificate:
 
     def drawing(self) -> Drawing:
         """The terms as a stacked bar; `.figure` is a matplotlib figure, `.svg()` an element for a page."""
-        from spiritlevel.report.guarantees import bound_terms
-
-        return bound_terms({"this network": self})
+        drawn: Drawing = show(self, "drawing")
+        return drawn
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page."""
-        from spiritlevel.report.guarantees import certificate_page
-
-        write_whole(path, certificate_page(self))
+        write_whole(path, show(self, "page"))
 
     def __str__(self) -> str:
-        from spiritlevel.report.guarantees import certificate_table
-        from spiritlevel.report.tables import render
-
-        return render(certificate_table(self))
+        return str(show(self, "text"))

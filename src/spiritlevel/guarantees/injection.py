@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.layers import Function, LinearMap, ParameterMode
-from spiritlevel.problem import Problem
+from spiritlevel.network.layers import Function, LinearMap, ParameterMode
+from spiritlevel.problem.problem import Problem
 
 # Entries of the matrices drawn for one chunk. Where one a sample would be more, samples share them at random: each still
 # has the right distribution, so the mean is still right, and its spread is measured.

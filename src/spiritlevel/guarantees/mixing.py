@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.guarantees.posterior import as_stored
-from spiritlevel.layers import Layer
+from spiritlevel.network.layers import Layer
 
 # A matrix has the square of this many entries.
 MOST_FEATURES = 8192

@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from spiritlevel.batches import Batch
 from spiritlevel.guarantees.posterior import Scale
-from spiritlevel.problem import Parameters, Problem
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.contract import Parameters
+from spiritlevel.problem.problem import Problem
 
 BATCH, RATE = 256, 0.05
 

@@ -18,10 +18,11 @@ from spiritlevel.guarantees.certificate import Certificate
 from spiritlevel.guarantees.noise import optimize_scales
 from spiritlevel.guarantees.posterior import HYPERPRIORS, Hyperprior, Scale, divergence, scales_of
 from spiritlevel.guarantees.zero_one import ZeroOne, choose_zero_one, error_rates, kl_upper
-from spiritlevel.losses import Loss
-from spiritlevel.measures.evidence import Evidence
-from spiritlevel.measures.record import Needs
-from spiritlevel.problem import Parameters, Problem
+from spiritlevel.measuring.evidence import Evidence
+from spiritlevel.measuring.needs import Needs
+from spiritlevel.problem.contract import Parameters
+from spiritlevel.problem.losses import Loss
+from spiritlevel.problem.problem import Problem
 from spiritlevel.symmetry import canonicalize
 
 METHODS = ("matrix", "rows", "optimized")
@@ -137,7 +138,7 @@ class _Setting:
     zero_one: ZeroOne
     delta: float
     draws: int
-    eighth: float  # Ψ = λ²/(eighth·m)
+    deviation_divisor: float  # Ψ = λ²/(deviation_divisor·m)
     hyperprior: Hyperprior
     seed: int
     lambdas: tuple[float, ...] = field(init=False)
@@ -163,7 +164,9 @@ class _Setting:
     def slack(self, kl: float) -> tuple[float, float]:
         """(KL + ln(1/δ) + Ψ)/λ at the best λ of the grid, and that λ."""
         m = self.problem.samples
-        return min(((kl + self.log_confidence + lam**2 / (self.eighth * m)) / lam, lam) for lam in self.lambdas)
+        return min(
+            ((kl + self.log_confidence + lam**2 / (self.deviation_divisor * m)) / lam, lam) for lam in self.lambdas
+        )
 
     def monte_carlo(self, estimate: float) -> float:
         """What the mean over posterior draws may exceed its estimate by."""
@@ -317,7 +320,7 @@ def _certify(
         "scales": named / lam,
         "description": mean.fixed / lam,
         "confidence": setting.log_confidence / lam,
-        "deviation": lam / (setting.eighth * m),
+        "deviation": lam / (setting.deviation_divisor * m),
     }
     moment = 2 * math.sqrt(m) if m >= 8 else m + 1  # Maurer's constant is proved from 8 samples on
     confidence = math.log(moment / ((1 - MONTE_CARLO_SHARE) * setting.delta))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from spiritlevel.batches import Data
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.losses import Loss
-from spiritlevel.measures.record import Measure
-from spiritlevel.result import Report
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.report import Report
+from spiritlevel.problem.batches import Data
+from spiritlevel.problem.losses import Loss
 
 # All networks are measured again on this many parts of the data; the spread over parts is the sampling error.
 PARTS = 10

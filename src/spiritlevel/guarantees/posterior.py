@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.layers import Layer
-from spiritlevel.measures.evidence import Statistics
 from spiritlevel.measures.tsuzuku2019 import balance
+from spiritlevel.measuring.evidence import Statistics
+from spiritlevel.network.layers import Layer
 
 # The logarithm of the smallest scale anything is given: far below rounding, far above underflow of its square.
 _LEAST = -20.0

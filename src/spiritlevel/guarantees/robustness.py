@@ -14,21 +14,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.curvature.anatomy import Anatomy, examine
+from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.ascent import maximize
+from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.taps import SampleAxis
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.guarantees.injection import Injection, NoFeaturesError
 from spiritlevel.guarantees.mixing import MOST_FEATURES, RANDOM, Mixing, SpectralBall, given, norm
-from spiritlevel.losses import Loss
-from spiritlevel.measures.evidence import Evidence
-from spiritlevel.measures.record import Needs
-from spiritlevel.problem import Problem
-from spiritlevel.result import json_ready, write_whole
+from spiritlevel.measuring.evidence import Evidence
+from spiritlevel.measuring.needs import Needs
+from spiritlevel.presenting import show
+from spiritlevel.problem.losses import Loss
+from spiritlevel.problem.problem import Problem
+from spiritlevel.saved import json_ready, write_whole
 
 if TYPE_CHECKING:
-    from spiritlevel.report.drawing import Drawing
+    from spiritlevel.show.drawing import Drawing
 
 FORMAT = "spiritlevel-robustness-1"
 # How closely the second-order value has to agree to be said to hold.
@@ -115,21 +117,15 @@ class Robustness:
 
     def drawing(self) -> Drawing:
         """F against δ with its bound; `.figure` is a matplotlib figure, `.svg()` an element for a page."""
-        from spiritlevel.report.guarantees import robustness_curve
-
-        return robustness_curve(self)
+        drawn: Drawing = show(self, "drawing")
+        return drawn
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page."""
-        from spiritlevel.report.guarantees import robustness_page
-
-        write_whole(path, robustness_page(self))
+        write_whole(path, show(self, "page"))
 
     def __str__(self) -> str:
-        from spiritlevel.report.guarantees import robustness_table
-        from spiritlevel.report.tables import render
-
-        return render(robustness_table(self))
+        return str(show(self, "text"))
 
 
 def _without_nan(plain: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.batches import Batch
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.problem import Problem
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.problem import Problem
 
 ZeroOne = Callable[[Any, Tensor], Tensor]
 

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from spiritlevel.curvature.ascent import Ball
 from spiritlevel.errors import TracingError
-from spiritlevel.measures.evidence import Evidence, Statistics
-from spiritlevel.measures.record import Measure, Needs, Operator
-from spiritlevel.measures.sharpness import largest_rise
-from spiritlevel.measures.values import TRACE, Reading, from_eigenpair, from_statistics, unavailable
-from spiritlevel.problem import Parameters, Problem
-from spiritlevel.result import Value
+from spiritlevel.measuring.evidence import Evidence, Statistics
+from spiritlevel.measuring.needs import Needs, Operator
+from spiritlevel.measuring.readings import TRACE, Reading, from_eigenpair, from_statistics, unavailable
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.sharpness import largest_rise
+from spiritlevel.measuring.value import Value
+from spiritlevel.problem.contract import Parameters
+from spiritlevel.problem.problem import Problem
 from spiritlevel.symmetry import Rescaling, Symmetries, find_symmetries
 
 PLAIN = Operator("identity", "magnitude")

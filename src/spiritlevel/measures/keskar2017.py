@@ -7,10 +7,11 @@ import torch
 from spiritlevel.curvature.ascent import Box
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measures.dinh2017 import PLAIN
-from spiritlevel.measures.evidence import Evidence
-from spiritlevel.measures.record import Measure, Needs
-from spiritlevel.measures.sharpness import largest_rise
-from spiritlevel.result import Value
+from spiritlevel.measuring.evidence import Evidence
+from spiritlevel.measuring.needs import Needs
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.sharpness import largest_rise
+from spiritlevel.measuring.value import Value
 
 # The random directions of the subspace are held in memory, all at once.
 SUBSPACE_BUDGET = 2 << 30

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spiritlevel.measures.evidence import Evidence, Statistics
-from spiritlevel.measures.record import Measure
-from spiritlevel.measures.values import FISHER, Reading, from_statistics, unavailable
-from spiritlevel.result import Value
+from spiritlevel.measuring.evidence import Evidence, Statistics
+from spiritlevel.measuring.readings import FISHER, Reading, from_statistics, unavailable
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.value import Value
 
 
 def _fisher_rao(statistics: Statistics) -> Reading:

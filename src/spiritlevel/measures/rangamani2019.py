@@ -11,11 +11,12 @@ import torch
 from spiritlevel.curvature.ascent import Ball
 from spiritlevel.curvature.power import power_method
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.measures.evidence import Evidence
-from spiritlevel.measures.record import Measure, Needs, Operator
-from spiritlevel.measures.sharpness import largest_rise
-from spiritlevel.measures.values import eigenvalue, from_eigenpair
-from spiritlevel.result import Value
+from spiritlevel.measuring.evidence import Evidence
+from spiritlevel.measuring.needs import Needs, Operator
+from spiritlevel.measuring.readings import eigenvalue, from_eigenpair
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.sharpness import largest_rise
+from spiritlevel.measuring.value import Value
 
 RIEMANNIAN = Operator("block norms", "largest")
 NODEWISE = Operator("entries", "largest")

@@ -8,10 +8,10 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from spiritlevel.measures.evidence import Statistics
-from spiritlevel.measures.record import Measure
-from spiritlevel.measures.values import DIAGONAL, TRACE, Reading, from_statistics
-from spiritlevel.wording import listed
+from spiritlevel.errors import listed
+from spiritlevel.measuring.evidence import Statistics
+from spiritlevel.measuring.readings import DIAGONAL, TRACE, Reading, from_statistics
+from spiritlevel.measuring.record import Measure
 
 
 def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Tensor, Tensor]:

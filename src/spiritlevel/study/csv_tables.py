@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from spiritlevel.study.results import GAPS, Cell, Quantities, Study, layer_of
 
 # What a spreadsheet takes for the beginning of a formula, also in the wide forms that some of them accept.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
@@ -60,3 +62,62 @@ def _csv_cell(entry: Any) -> str:
     if isinstance(entry, float):
         return repr(entry)
     return harmless(entry) if isinstance(entry, str) else json.dumps(entry)
+
+
+# Name in a result → column. What may also be a factor is named so that it cannot be taken for one.
+_TRAINING = {
+    "reached": "reached",
+    "stop_reason": "stop_reason",
+    "epochs": "epochs_trained",
+    "steps": "steps_trained",
+    "seconds": "training_seconds",
+    "train_loss": "train_loss",
+    "train_accuracy": "train_accuracy",
+    "test_loss": "test_loss",
+    "test_accuracy": "test_accuracy",
+    "gradient_norm": "gradient_norm",
+}
+
+
+def results_csv(study: Study) -> str:
+    """`results.csv`: one row a cell, also for those that have no result.
+
+    Factors, how the cell ended and why, losses and accuracies, the gap by each paper's definition, and for every
+    quantity its value, its error (`.error`) and whether it reached the tolerance (`.converged`); those of the randomly
+    rescaled twin carry `@rescaled`. What does not exist stays empty.
+    """
+    quantities = dict.fromkeys(_quantity_columns(study))
+    seed = () if "seed" in study.factor_names else ("seed",)
+    columns = ("hash", "status", "reason", *study.factor_names, *seed, *_TRAINING.values(), *GAPS, *quantities)
+    return csv_text(columns, (_row(cell, seed) for cell in study.cells))
+
+
+def _quantity_columns(study: Study) -> Iterator[str]:
+    for variant, suffix in (("measures", ""), ("rescaled", "@rescaled")):
+        cells: list[Quantities] = [getattr(cell, variant) for cell in study.cells]
+        for name in dict.fromkeys(name for quantities in cells for name in quantities):
+            yield name + suffix
+            # The error of a layer that is exact everywhere, and its flag, which is the measure's, would only add columns.
+            exact = all(quantities[name].error == 0 for quantities in cells if name in quantities)
+            if layer_of(name)[1] is None or not exact:
+                yield f"{name}{suffix}.error"
+            if layer_of(name)[1] is None:
+                yield f"{name}{suffix}.converged"
+
+
+def _row(cell: Cell, seed: tuple[str, ...]) -> dict[str, Any]:
+    row: dict[str, Any] = {"hash": cell.hash, "status": cell.status, "reason": cell.reason, **cell.factors}
+    row |= dict.fromkeys(seed, cell.seed)
+    row |= {column: _entry(cell.training.get(key)) for key, column in _TRAINING.items()}
+    row |= {name: cell.gap(name) for name in GAPS}
+    for quantities, suffix in ((cell.measures, ""), (cell.rescaled, "@rescaled")):
+        for name, quantity in quantities.items():
+            row[name + suffix] = quantity.value
+            row[f"{name}{suffix}.error"] = quantity.error
+            row[f"{name}{suffix}.converged"] = quantity.converged
+    return row
+
+
+def _entry(entry: Any) -> Any:
+    """JSON has no nan, so that it comes as text; in a table it is nothing."""
+    return None if entry == "nan" else entry

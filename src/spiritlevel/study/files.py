@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.result import write_whole
+from spiritlevel.saved import write_whole
 
 # What is wrong with the content of a file, in words; nothing where it is as it should be.
 Check = Callable[[Mapping[str, Any]], str]

@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 from torch import nn
 
-from spiritlevel.study.config import CellConfig
-from spiritlevel.study.data import Dataset, import_factory
-from spiritlevel.study.models import is_own_model
+from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.train import build
+from spiritlevel.subjects.data import Dataset
+from spiritlevel.subjects.factory import import_factory
+from spiritlevel.subjects.networks import is_own_model
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

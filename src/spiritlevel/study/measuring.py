@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.measures.run import measure
-from spiritlevel.result import Cost, Report
-from spiritlevel.study.config import CellConfig, MeasureSection, read_measures
-from spiritlevel.study.data import import_factory
+from spiritlevel.attack.attack import sharpen
+from spiritlevel.measuring.report import Report
+from spiritlevel.measuring.run import measure
+from spiritlevel.measuring.value import Cost
+from spiritlevel.study.settings import CellConfig, MeasureSection, read_measures
 from spiritlevel.study.train import Samples, noisy_labels, seed_for
-from spiritlevel.symmetry.attack import sharpen
+from spiritlevel.subjects.factory import import_factory
 from spiritlevel.symmetry.discover import find_symmetries
+from spiritlevel.symmetry.layers import rescale_layers
 from spiritlevel.symmetry.layerwise import LayerScales
-from spiritlevel.symmetry.rescale import rescale_layers
 
 Pair = tuple[Tensor, Tensor]
 
@@ -35,11 +36,11 @@ def measured_samples(config: CellConfig, samples: Samples) -> Pair:
 def measure_cell(config: CellConfig, model: nn.Module, data: Pair) -> dict[str, Any]:
     """`measures`, `rescaled` with the factors of its layers, and `attacks`, as `result.json` holds them."""
     section = config.measure
-    found: dict[str, Any] = {"measures": _plain(measure_all(section, model, data)), "rescaled": None, "attacks": []}
+    found: dict[str, Any] = {"measures": _document(measure_all(section, model, data)), "rescaled": None, "attacks": []}
     if section.rescale is not None:
         factors = random_layer_factors(model, data[0][:4], section.rescale, seed_for(config.seed, "rescaling"))
         twin = rescale_layers(model, factors, data[0][:4])
-        found["rescaled"] = _plain(measure_all(section, twin, data))
+        found["rescaled"] = _document(measure_all(section, twin, data))
         found["rescaling"] = factors
     for target in section.attack_targets:
         attack = sharpen(model, data, _loss(section.loss), target=target)
@@ -49,7 +50,7 @@ def measure_cell(config: CellConfig, model: nn.Module, data: Pair) -> dict[str, 
                 "before": attack.before,
                 "after": attack.after,
                 "output_change": attack.output_change,
-                "measures": _plain(measure_all(section, attack.model, data)),
+                "measures": _document(measure_all(section, attack.model, data)),
             }
         )
     return found
@@ -104,6 +105,6 @@ def _sum(one: Cost, other: Cost) -> Cost:
     )
 
 
-def _plain(report: Report) -> dict[str, Any]:
+def _document(report: Report) -> dict[str, Any]:
     """The report without its maximisers, which are as large as the network."""
     return report.without_witnesses().to_dict()

@@ -7,14 +7,13 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.csv_tables import csv_text
 from spiritlevel.study.files import failure_damage, read_object, result_damage, study_damage
 
 Status = Literal["measured", "excluded", "failed", "unfinished"]
@@ -35,19 +34,6 @@ _LAYER_NAMES = {
 }
 _OUTCOMES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 _NUMBERS = (*_OUTCOMES, "seconds", "gradient_norm")
-# Name in a result → column. What may also be a factor is named so that it cannot be taken for one.
-_TRAINING = {
-    "reached": "reached",
-    "stop_reason": "stop_reason",
-    "epochs": "epochs_trained",
-    "steps": "steps_trained",
-    "seconds": "training_seconds",
-    "train_loss": "train_loss",
-    "train_accuracy": "train_accuracy",
-    "test_loss": "test_loss",
-    "test_accuracy": "test_accuracy",
-    "gradient_norm": "gradient_norm",
-}
 
 
 @dataclass(frozen=True)
@@ -142,7 +128,7 @@ class Axis:
 
     def level(self, cell: Cell) -> int:
         """The index of the cell's level."""
-        return self.levels.index(tuple(_plain(cell.coordinates.get(member)) for member in self.members))
+        return self.levels.index(tuple(_hashable(cell.coordinates.get(member)) for member in self.members))
 
     def text(self, level: int) -> str:
         """A level as a reader sees it: `1000 / 0.02` where two factors are tied."""
@@ -163,7 +149,7 @@ class Study:
     factors: Mapping[str, Any]
     tied: tuple[tuple[str, ...], ...]
     cells: tuple[Cell, ...]
-    strangers: int
+    unknown_folders: int
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
@@ -220,7 +206,7 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
         factors=plain.get("factors") or {},
         tied=tuple(tuple(map(str, group)) for group in plain.get("tied") or ()),
         cells=cells,
-        strangers=sum(name not in known and not name.startswith(".") for name in present),
+        unknown_folders=sum(name not in known and not name.startswith(".") for name in present),
     )
 
 
@@ -283,19 +269,6 @@ def read_curve(study: Study, cell: Cell) -> Curve:
         return Curve({name: tuple(float(row[name] or "nan") for row in rows) for name in (rows[0] if rows else ())})
     except (OSError, ValueError, TypeError, csv.Error):
         return Curve({})
-
-
-def results_csv(study: Study) -> str:
-    """`results.csv`: one row a cell, also for those that have no result.
-
-    Factors, how the cell ended and why, losses and accuracies, the gap by each paper's definition, and for every
-    quantity its value, its error (`.error`) and whether it reached the tolerance (`.converged`); those of the randomly
-    rescaled twin carry `@rescaled`. What does not exist stays empty.
-    """
-    quantities = dict.fromkeys(_quantity_columns(study))
-    seed = () if "seed" in study.factor_names else ("seed",)
-    columns = ("hash", "status", "reason", *study.factor_names, *seed, *_TRAINING.values(), *GAPS, *quantities)
-    return csv_text(columns, (_row(cell, seed) for cell in study.cells))
 
 
 def _study_file(root: Path) -> dict[str, Any]:
@@ -407,7 +380,7 @@ def _axes(cells: Sequence[Cell], tied: Sequence[Sequence[str]]) -> tuple[Axis, .
         members = next((tuple(m for m in group if m in names) for group in tied if name in group), (name,))
         if any(name in axis.members for axis in axes):
             continue
-        levels = dict.fromkeys(tuple(_plain(cell.coordinates.get(member)) for member in members) for cell in cells)
+        levels = dict.fromkeys(tuple(_hashable(cell.coordinates.get(member)) for member in members) for cell in cells)
         if len(levels) > 1:
             numbers = all(_is_number(entry) for level in levels for entry in level[:1])
             axes.append(Axis(members, tuple(sorted(levels) if numbers else levels)))
@@ -418,40 +391,9 @@ def _is_number(entry: Any) -> bool:
     return isinstance(entry, int | float) and not isinstance(entry, bool)
 
 
-def _plain(entry: Any) -> Any:
+def _hashable(entry: Any) -> Any:
     """An entry that can be compared and hashed."""
     return json.dumps(entry, sort_keys=True) if isinstance(entry, list | dict) else entry
-
-
-def _quantity_columns(study: Study) -> Iterator[str]:
-    for variant, suffix in (("measures", ""), ("rescaled", "@rescaled")):
-        cells: list[Quantities] = [getattr(cell, variant) for cell in study.cells]
-        for name in dict.fromkeys(name for quantities in cells for name in quantities):
-            yield name + suffix
-            # The error of a layer that is exact everywhere, and its flag, which is the measure's, would only add columns.
-            exact = all(quantities[name].error == 0 for quantities in cells if name in quantities)
-            if layer_of(name)[1] is None or not exact:
-                yield f"{name}{suffix}.error"
-            if layer_of(name)[1] is None:
-                yield f"{name}{suffix}.converged"
-
-
-def _row(cell: Cell, seed: tuple[str, ...]) -> dict[str, Any]:
-    row: dict[str, Any] = {"hash": cell.hash, "status": cell.status, "reason": cell.reason, **cell.factors}
-    row |= dict.fromkeys(seed, cell.seed)
-    row |= {column: _entry(cell.training.get(key)) for key, column in _TRAINING.items()}
-    row |= {name: cell.gap(name) for name in GAPS}
-    for quantities, suffix in ((cell.measures, ""), (cell.rescaled, "@rescaled")):
-        for name, quantity in quantities.items():
-            row[name + suffix] = quantity.value
-            row[f"{name}{suffix}.error"] = quantity.error
-            row[f"{name}{suffix}.converged"] = quantity.converged
-    return row
-
-
-def _entry(entry: Any) -> Any:
-    """JSON has no nan, so that it comes as text; in a table it is nothing."""
-    return None if entry == "nan" else entry
 
 
 def _number(entry: Any) -> float:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.config import Cell, Study
-from spiritlevel.study.engines import Engine, Outcome, Task
+from spiritlevel.study.engines.engine import Engine, Outcome, Task
 from spiritlevel.study.files import DamagedFileError
 from spiritlevel.study.identity import Code, code_of
 from spiritlevel.study.progress import Count, StudyProgress
+from spiritlevel.study.settings import Cell, Study
 from spiritlevel.study.store import CellFolder, Contents, StudyFolder, Tell, hash_of
 from spiritlevel.study.train import Samples, build, ensemble_size, load_samples
 from spiritlevel.study.worker import DISK_FULL, HELD, REFUSED, is_disk_full

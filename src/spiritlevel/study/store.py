@@ -30,15 +30,15 @@ from pydantic import ValidationError
 
 from spiritlevel._version import __version__
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.result import write_whole
+from spiritlevel.saved import write_whole
 from spiritlevel.study import files
-from spiritlevel.study.checkpoint import read_state_dict
-from spiritlevel.study.config import Cell, CellConfig, Study
 from spiritlevel.study.files import DamagedFileError, copy_whole, read_object, set_aside, sha256_of, write_json
 from spiritlevel.study.identity import NO_CODE, Code
 from spiritlevel.study.merge import comparable, merged
-from spiritlevel.study.models import is_own_model
+from spiritlevel.study.settings import Cell, CellConfig, Study
 from spiritlevel.study.train import Epoch
+from spiritlevel.subjects.checkpoint import read_state_dict
+from spiritlevel.subjects.networks import is_own_model
 
 Tell = Callable[[str], None]
 

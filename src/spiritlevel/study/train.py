@@ -19,10 +19,10 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.config import CellConfig, DataSection, TrainingSection
-from spiritlevel.study.data import SOURCES, Dataset, load_data
-from spiritlevel.study.models import build_model
-from spiritlevel.study.models.dense import FullyConnected
+from spiritlevel.study.settings import CellConfig, DataSection, TrainingSection
+from spiritlevel.subjects.data import SOURCES, Dataset, load_data
+from spiritlevel.subjects.networks import build_model
+from spiritlevel.subjects.networks.dense import FullyConnected
 
 # Samples in one forward pass where nothing is learned: large enough for speed, small enough for any network.
 CHUNK = 1000

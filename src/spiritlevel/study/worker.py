@@ -21,12 +21,12 @@ import torch
 
 from spiritlevel._version import __version__
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.checkpoint import load_checkpoint, save_checkpoint
-from spiritlevel.study.config import CellConfig
 from spiritlevel.study.identity import code_of
 from spiritlevel.study.measuring import measure_cell, measured_samples
+from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.store import CellFolder, Contents, hash_of, locked
 from spiritlevel.study.train import Samples, Trained, arrived, build, load_samples, train
+from spiritlevel.subjects.checkpoint import load_checkpoint, save_checkpoint
 
 DONE, CRASHED, REFUSED, DISK_FULL, HELD, ORPHANED = 0, 1, 2, 74, 75, 76
 """What a worker leaves with: refused input is not tried again, a cell that another process holds is looked at later."""

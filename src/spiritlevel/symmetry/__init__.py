@@ -2,7 +2,9 @@
 
 from spiritlevel.symmetry.canonical import Balance, balance, canonicalize
 from spiritlevel.symmetry.discover import find_symmetries
+from spiritlevel.symmetry.group import Group
 from spiritlevel.symmetry.input_maps import MappedInput, affine, standardize, whiten
+from spiritlevel.symmetry.layers import rescale_layers
 from spiritlevel.symmetry.layerwise import LayerGroup
 from spiritlevel.symmetry.manifold import (
     Directions,
@@ -14,8 +16,8 @@ from spiritlevel.symmetry.manifold import (
     riemannian_gradient,
 )
 from spiritlevel.symmetry.reparametrize import Bijection, compose, power_family, radial, weight_normalization
-from spiritlevel.symmetry.rescale import Rescaling, relative_change, rescale_layers
-from spiritlevel.symmetry.symmetries import Group, Slice, Symmetries
+from spiritlevel.symmetry.rescale import Rescaling, relative_change
+from spiritlevel.symmetry.symmetries import Slice, Symmetries
 
 __all__ = [
     "Balance",

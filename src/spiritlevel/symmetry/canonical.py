@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from spiritlevel.errors import RescalingError
 from spiritlevel.symmetry.discover import find_symmetries
+from spiritlevel.symmetry.group import TensorScale
 from spiritlevel.symmetry.rescale import Rescaling
-from spiritlevel.symmetry.symmetries import Symmetries, TensorScale
+from spiritlevel.symmetry.symmetries import Symmetries
 
 Floats = NDArray[np.float64]
 TOLERANCE = 1e-12

@@ -6,7 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spiritlevel.symmetry.symmetries import Group, Symmetries
+from spiritlevel.presenting import register
+from spiritlevel.symmetry.group import Group
+from spiritlevel.symmetry.symmetries import Symmetries
 
 
 def describe(symmetries: Symmetries, width: int = 120) -> str:
@@ -45,3 +47,6 @@ def _entry(entry: object) -> str:
         return ":"
     number = len(entry)  # type: ignore[arg-type]
     return "i" if number == 1 else f"{number} of i"
+
+
+register(Symmetries, text=describe)

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from spiritlevel.errors import TracingError
 from spiritlevel.symmetry import rules_elementwise, rules_linear
+from spiritlevel.symmetry.group import TensorScale
 from spiritlevel.symmetry.quiet import as_call, untouched
 from spiritlevel.symmetry.scales import Leaf
-from spiritlevel.symmetry.symmetries import Symmetries, TensorScale
+from spiritlevel.symmetry.symmetries import Symmetries
 from spiritlevel.symmetry.trace import Recorder, record
 from spiritlevel.symmetry.variables import Solution, squeezed
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spiritlevel.errors import RescalingError
-from spiritlevel.symmetry.symmetries import Symmetries
+from spiritlevel.symmetry.group import ScaleGroup
 from spiritlevel.symmetry.variables import FIXED, Variables
 
 Floats = NDArray[np.float64]
@@ -47,7 +47,7 @@ def _power(name: str, exponent: int) -> str:
 class LayerScales:
     """The rescalings that multiply every tensor by one number: log λ = rows[name] @ x, log f = spread @ x."""
 
-    def __init__(self, symmetries: Symmetries) -> None:
+    def __init__(self, symmetries: ScaleGroup) -> None:
         variables = Variables()
         factor_ids = variables.fresh(symmetries.dimension, "")
         ids = _row_variables(symmetries, variables, factor_ids)
@@ -84,7 +84,7 @@ class LayerScales:
         return torch.from_numpy(self.spread @ x)
 
 
-def _row_variables(symmetries: Symmetries, variables: Variables, factor_ids: Tensor) -> Tensor:
+def _row_variables(symmetries: ScaleGroup, variables: Variables, factor_ids: Tensor) -> Tensor:
     """A variable for each row of the basis: fixed, one of the factors, or a combination of several."""
     basis = symmetries.basis
     ids = torch.full((basis.shape[0],), FIXED)
@@ -127,14 +127,14 @@ def _integers(combination: Mapping[str, Fraction], order: Sequence[str]) -> dict
     return {name: int(combination[name] * scale) * sign for name in order if name in combination}
 
 
-def layer_conditions(symmetries: Symmetries) -> tuple[LayerGroup, ...]:
+def layer_conditions(symmetries: ScaleGroup) -> tuple[LayerGroup, ...]:
     """The conditions on one factor per layer, where layers are linear maps and elementwise factors."""
     scales = LayerScales(symmetries)
     moving = [name for name, role in scales.roles.items() if role in ("map", "factor") and scales.rows[name].any()]
     return scales.conditions(moving)
 
 
-def layer_log_factors(symmetries: Symmetries, maps: Sequence[str], factors: Mapping[str, float]) -> Tensor:
+def layer_log_factors(symmetries: ScaleGroup, maps: Sequence[str], factors: Mapping[str, float]) -> Tensor:
     """log f for the papers' layer factors; layers of `maps` that are not mentioned keep λ = 1, the rest follows."""
     scales = LayerScales(symmetries)
     known = [*maps, *(name for name, role in scales.roles.items() if role == "factor" and name not in maps)]

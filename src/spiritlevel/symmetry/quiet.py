@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.quiet import undisturbed
+from spiritlevel.problem.quiet import undisturbed
 
 
 def as_call(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

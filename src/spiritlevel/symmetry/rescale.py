@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import RescalingError
-from spiritlevel.symmetry.discover import find_symmetries
-from spiritlevel.symmetry.layerwise import layer_log_factors
+from spiritlevel.symmetry.group import ScaleGroup
 from spiritlevel.symmetry.quiet import outputs
-from spiritlevel.symmetry.symmetries import Symmetries
 from spiritlevel.symmetry.trace import tensors_in
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -23,7 +21,7 @@ TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, to
 class Rescaling:
     """T: θ → s(f) ∘ θ, a member of a network's group of symmetries, given by the logarithms of its factors f."""
 
-    symmetries: Symmetries
+    symmetries: ScaleGroup
     log_factors: Tensor
 
     @property
@@ -158,15 +156,3 @@ def relative_change(before: Tensor, after: Tensor) -> float:
     if worst == 0.0:
         return 0.0
     return worst / largest if largest and worst == worst else float("inf")
-
-
-def rescale_layers(model: nn.Module, factors: Mapping[str, float], example_input: Any) -> nn.Module:
-    """A copy of the model with each named layer's weight multiplied by its factor, computing the same function.
-
-    factors: by the name of the weight; a linear layer that is not mentioned keeps its weight. Biases, running means
-    and normalization factors follow by themselves: in a chain b_k is multiplied by α_1⋯α_k. Factors that are not a
-    symmetry are refused with the product that is required (in a chain Π α_k = 1).
-    """
-    symmetries = find_symmetries(model, example_input)
-    logs = layer_log_factors(symmetries, symmetries.maps, factors)
-    return Rescaling(symmetries, logs).apply(model)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from spiritlevel.study.engines import Outcome, Task
+from spiritlevel.study.engines.engine import Outcome, Task
 from spiritlevel.study.store import CellFolder
 from spiritlevel.study.worker import UNTIL_STDIN_CLOSES
 

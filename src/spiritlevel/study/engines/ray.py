@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.engines import Outcome, Task
+from spiritlevel.study.engines.engine import Outcome, Task
 from spiritlevel.study.worker import CRASHED, compute_with
 
 WAIT = 0.2

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.engines import Outcome, Task
+from spiritlevel.study.engines.engine import Outcome, Task
 from spiritlevel.study.worker import CRASHED, compute_with
 
 # Slurm is asked about all jobs at once and seldom; looking at their files costs nothing.

@@ -1,0 +1,273 @@
+"""The whole benchmark: prepare every subject, alternate the libraries on it, and keep the results as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environment
+from benchmarks.clock import median
+from benchmarks.peers import ASK, LIBRARIES
+from benchmarks.reference import read
+from benchmarks.subjects import RECIPES, Recipe, load, origin
+from benchmarks.tasks import TASKS
+from benchmarks.worker import OURS
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.saved import write_whole
+
+Say = Callable[[str], None]
+
+EIGENVALUES = ("lambda_1e-2", "lambda_1e-4", "riemannian", "layer_lambda")
+STATISTICS = ("trace", "layer_traces", "diagonal", "rho", "normalized_sharpness", "sweep")
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One subject, what is asked on it, and how often.
+
+    Attributes:
+        recipe: The network and its data.
+        ours, theirs: Tasks for this library and for those peers that can do them.
+        rounds: How often every library is asked, in alternation.
+        gradients, seconds: What one answer may cost: estimators stop at the first, everything else at the second.
+        unit_seconds: How long the gradient is timed before and after every task.
+    """
+
+    recipe: str
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    rounds: int
+    gradients: float
+    seconds: float
+    unit_seconds: float = 0.5
+
+
+UNLIMITED = 1e5  # what this library may take: its costs are all shown
+EVERY = (*STATISTICS, *EIGENVALUES, "operators", "everything")
+CONTESTS = (
+    Contest("mlp", EVERY, EVERY, 2, 60, 20),
+    Contest("conv", EVERY, EVERY, 2, 40, 40),
+    Contest("lenet5", EVERY, EVERY, 1, 40, 60),
+    Contest("resnet20", ("layer_traces", "sweep", "lambda_1e-4"), ("layer_traces", "lambda_1e-4"), 1, 12, 300),
+    Contest("vgg16", ("layer_traces", "sweep", "lambda_1e-2"), ("layer_traces", "lambda_1e-2"), 1, 20, 120),
+)
+QUICK = Contest("tiny", EVERY, (), 1, 50, 20, 0.1)
+
+# Ours alone, to see how costs grow: (subject, what is varied, values).
+GROWTH = (
+    ("mlp", "samples", (500, 2000, 5000, 10000)),
+    ("conv", "samples", (500, 1000, 2000)),
+    ("mlp", "width", (0.25, 1.0, 4.0)),
+    ("mlp", "classes", (2, 10, 50, 300)),
+)
+GROWTH_SAMPLES = 2000  # where something else is varied
+GROWTH_TASKS = ("sweep", "lambda_1e-4", "layer_lambda")
+MEMORY = (("mlp", (500, 10000)), ("conv", (500, 2000)))
+MEMORY_TASKS = ("sweep", "lambda_1e-4", "everything")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where to run and on what.
+
+    Attributes:
+        folder: Holds the environment of the peers and a cache; results and pictures go here.
+        quick: This library alone on a tiny network, in the environment it runs in.
+        data_folder: Real MNIST and CIFAR-10; synthetic data where None.
+        checkpoint: Weights of ResNet-20; trained for a moment where None.
+        subjects: Which contests, and "growth" for how costs and memory grow; all where empty.
+        rounds: How often every library is asked; each contest's own number where None.
+        say: Takes a line of progress.
+    """
+
+    folder: Path
+    quick: bool = False
+    data_folder: Path | None = None
+    checkpoint: Path | None = None
+    subjects: tuple[str, ...] = ()
+    rounds: int | None = None
+    say: Say = field(default=lambda line: print(line, file=sys.stderr))
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+
+def run(settings: Settings) -> list[Path]:
+    """Everything the settings ask for; returns the files with results."""
+    chosen = [QUICK] if settings.quick else _chosen(settings.subjects)
+    growth = not settings.quick and (not settings.subjects or "growth" in settings.subjects)
+    python = Path(sys.executable) if settings.quick else _environment(settings)
+    described = environment.describe(python)
+    written = []
+    for contest in chosen:
+        found = {"environment": described, **_contest(settings, python, contest)}
+        written.append(_write(settings.results / f"{contest.recipe}.json", found))
+    if growth:
+        found = {"environment": described, "growth": _growth(settings, python), "memory": _memory(settings, python)}
+        written.append(_write(settings.results / "growth.json", found))
+    return written
+
+
+def _environment(settings: Settings) -> Path:
+    settings.say("making the environment of the peers, if it is not there")
+    return environment.build(settings.folder / ".venv")
+
+
+def _chosen(names: Sequence[str]) -> list[Contest]:
+    known = {contest.recipe: contest for contest in CONTESTS}
+    for name in names:
+        if name not in (*known, "growth"):
+            raise SpiritLevelError(f"unknown subject {name!r}; known: {', '.join(known)}, growth")
+    return [contest for contest in CONTESTS if not names or contest.recipe in names]
+
+
+def _write(path: Path, content: dict[str, Any]) -> Path:
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return path
+
+
+# --- one contest ------------------------------------------------------------------------------------------------------
+
+
+def _contest(settings: Settings, python: Path, contest: Contest) -> dict[str, Any]:
+    recipe = RECIPES[contest.recipe]
+    subject, truth = _prepared(settings, python, recipe, contest.ours)
+    libraries = {OURS: contest.ours} if settings.quick else _libraries(contest)
+    records: list[dict[str, Any]] = []
+    for number in range(settings.rounds or contest.rounds):
+        order = list(libraries)[number % len(libraries) :] + list(libraries)[: number % len(libraries)]
+        for library in order:
+            settings.say(f"{recipe.name}: round {number + 1}, {library} (load {os.getloadavg()[0]:.1f})")
+            job = {"kind": "measure", "library": library, "tasks": libraries[library], "seed": number}
+            job |= {"subject": subject, "reference": truth, "gradients": contest.gradients, "seconds": contest.seconds}
+            job["unit_seconds"] = contest.unit_seconds
+            if library == OURS:
+                job["seconds"] = job["gradients"] = UNLIMITED
+            records += _worker(python, job)
+    loaded = load(subject)
+    return {
+        "subject": {
+            "name": recipe.name,
+            "title": recipe.title,
+            "parameters": loaded.parameters,
+            "samples": recipe.samples,
+            "batch": recipe.batch,
+            "classes": recipe.classes,
+            **origin(subject),
+        },
+        "reference": read(truth)[1],
+        "measurements": _merged(records),
+    }
+
+
+def _libraries(contest: Contest) -> dict[str, tuple[str, ...]]:
+    """Who is asked what, this library first."""
+    theirs = {name: tuple(task for task in contest.theirs if task in ASK[name]) for name in LIBRARIES}
+    return {OURS: contest.ours, **{name: tasks for name, tasks in theirs.items() if tasks}}
+
+
+def _merged(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One entry a library and task: medians over the rounds, and all costs."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["library"], record["task"]), []).append(record)
+    return [_merge(group) for group in groups.values()]
+
+
+def _merge(group: list[dict[str, Any]]) -> dict[str, Any]:
+    measured = [record for record in group if record["status"] == "measured"]
+    if not measured:
+        return group[0]
+    merged = dict(measured[-1])
+    for key in ("cost", "seconds", "unit", "error", "standard_error"):
+        values = [record[key] for record in measured if record[key] is not None]
+        merged[key] = float(f"{median(values):.4g}") if values else None
+    merged["costs"] = [float(f"{record['cost']:.4g}") for record in measured]
+    return merged
+
+
+def _prepared(settings: Settings, python: Path, recipe: Recipe, tasks: Sequence[str]) -> tuple[Path, Path]:
+    """A trained subject and its reference, from the cache where the same was made before."""
+    real = settings.data_folder is not None
+    checkpoint = settings.checkpoint if recipe.name == "resnet20" else None
+    said = f"{vars(recipe)} {real} {checkpoint is not None} {sorted(tasks)}"
+    stem = f"{recipe.name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+    subject, truth = (settings.folder / ".cache" / f"{stem}{end}" for end in (".pt", "-reference.pt"))
+    if not (subject.is_file() and (truth.is_file() or not tasks)):
+        settings.say(f"{recipe.name}: training and computing reference values")
+        job = {"kind": "prepare", "recipe": vars(recipe), "subject": subject, "reference": truth if tasks else None}
+        job |= {"tasks": list(tasks), "checkpoint": checkpoint, "data_folder": settings.data_folder}
+        _worker(python, job)
+    return subject, truth
+
+
+# --- how costs grow ---------------------------------------------------------------------------------------------------
+
+
+def _growth(settings: Settings, python: Path) -> list[dict[str, Any]]:
+    found = []
+    for name, varied, values in GROWTH:
+        for value in values:
+            recipe = RECIPES[name].varied(varied, value)
+            if varied != "samples":
+                recipe = recipe.varied("samples", GROWTH_SAMPLES)
+            subject, _ = _prepared(settings, python, recipe, ())
+            settings.say(f"growth: {name}, {varied} {value:g} (load {os.getloadavg()[0]:.1f})")
+            job = {"kind": "measure", "library": OURS, "tasks": GROWTH_TASKS, "seed": 0}
+            job |= {"subject": subject, "reference": None, "gradients": 1000, "seconds": 60, "unit_seconds": 0.3}
+            described = {"subject": name, "varied": varied, "value": value, "parameters": load(subject).parameters}
+            records = _merged(_worker(python, job))
+            found += [
+                {**described, **{key: record.get(key) for key in ("task", "status", "cost")}} for record in records
+            ]
+    return found
+
+
+def _memory(settings: Settings, python: Path) -> list[dict[str, Any]]:
+    if not sys.platform.startswith("linux"):
+        return []
+    found = []
+    for name, counts in MEMORY:
+        for count in counts:
+            subject, _ = _prepared(settings, python, RECIPES[name].varied("samples", count), ())
+            for task in MEMORY_TASKS:
+                settings.say(f"memory: {name}, {count} samples, {task}")
+                job = {"kind": "memory", "subject": subject, "tasks": [task]}
+                found += [{"subject": name, **record} for record in _worker(python, job)]
+    return found
+
+
+def _places() -> list[str]:
+    """Where a process of the benchmark finds it: the clone, then what the caller says."""
+    given = os.environ.get("PYTHONPATH")
+    return [str(Path(__file__).parents[1]), *([given] if given else [])]
+
+
+def _worker(python: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run a job in a process of its own, with one thread."""
+    for name in job.get("tasks", ()):
+        assert name in TASKS
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(json.dumps(job, default=str), encoding="utf-8")
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        done = subprocess.run(
+            [str(python), "-m", "benchmarks.worker", str(path)],
+            env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(_places())},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"a benchmark process failed:\n{done.stderr[-2000:]}")
+        found: list[dict[str, Any]] = json.loads(path.with_suffix(".out").read_text(encoding="utf-8"))
+        return found

@@ -1,0 +1,285 @@
+"""The audit: rescale a network without changing its function, and say of each measure whether it survives.
+
+Every measure is taken of the network and of its twins at growing strengths. A verdict compares the change with the
+values' own errors, and the measure's claim with the verdict.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.audit.findings import Audit, Finding, Trial
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.registry import resolve_measures
+from spiritlevel.measuring.report import Report
+from spiritlevel.measuring.run import measure
+from spiritlevel.measuring.value import Value
+from spiritlevel.problem.batches import Batch, Data
+from spiritlevel.problem.losses import Loss, resolve_loss
+from spiritlevel.symmetry import Rescaling, Symmetries, affine, find_symmetries
+from spiritlevel.symmetry.layerwise import LayerScales
+
+KINDS = ("layer", "neuron", "batch-norm", "output scale", "input map")
+
+# An error bar wider than this share of the value cannot show that nothing moved.
+WIDEST_BAR = 0.05
+
+
+def audit(
+    model: nn.Module,
+    data: Any,
+    loss: str | Callable[..., Any] | Loss = "cross_entropy",
+    *,
+    measures: str | Iterable[str | Measure] | None = None,
+    kinds: Sequence[str] | None = None,
+    strengths: Sequence[float] = (0.5, 1.0, 1.5),
+    seeds: Sequence[int] = (0,),
+    groups: bool = False,
+    tolerance: float = 1e-3,
+    progress: bool | Callable[[str, float], None] = False,
+) -> Audit:
+    """Whether each measure means something on this network: does it survive what leaves the function alone?
+
+    Args:
+        model, data, loss, measures, tolerance, progress: As for `measure`. The audit works in double precision.
+        kinds: Which changes: "layer" (one factor a layer), "neuron" (one a channel), "batch-norm" (one a channel,
+            absorbed by running statistics), "output scale" (the outputs times a constant), "input map" (an invertible
+            affine change of the data, absorbed in the first layer). All that this network has by default.
+        strengths: Standard deviations of the log-factors, ascending.
+        seeds: One twin for every strength and seed.
+        groups: Also audit every discovered group of factors by itself, as kind "group: NAME".
+    """
+    chosen, strengths = resolve_measures(measures), sorted(set(map(float, strengths)))
+    if not strengths or strengths[0] <= 0:
+        raise SpiritLevelError(f"strengths must be positive numbers, got {list(strengths)}")
+    unknown = set(kinds or ()) - set(KINDS)
+    if unknown:
+        raise SpiritLevelError(f"unknown kinds {sorted(unknown)}; known are {', '.join(KINDS)}")
+    fixed = resolve_loss(loss)
+    original_model, source = copy.deepcopy(model).double(), Data(data)
+    twins = Twins(original_model, source)
+
+    def take(twin: nn.Module, twin_data: Any) -> Report:
+        report = measure(
+            twin, twin_data, fixed, measures=chosen, tolerance=tolerance, progress=progress, dtype=torch.float64
+        )
+        return report.without_witnesses()  # maximisers would make the audit as large as its models
+
+    original = take(original_model, source)
+    available, skipped = twins.available(kinds or KINDS, groups=groups)
+    trials = []
+    for kind in available:
+        for strength in strengths:
+            for seed in seeds:
+                twin, twin_data = twins.make(kind, strength, seed)
+                trials.append(Trial(kind, strength, seed, take(twin, twin_data)))
+    findings = [
+        _judge(each, kind, original, trials, tolerance, _claims(each, kind, fixed))
+        for kind in available
+        for each in chosen
+    ]
+    return Audit(tuple(findings), original, tuple(trials), skipped)
+
+
+# --- twins -------------------------------------------------------------------------------------------------------
+
+
+class Twins:
+    """Makes equivalent networks of every kind, each a pure function of (kind, strength, seed)."""
+
+    def __init__(self, model: nn.Module, data: Data) -> None:
+        self._model, self._data = model, data
+        self._example = Batch(data.first.inputs, None).map(_double).inputs
+        self._symmetries: Symmetries = find_symmetries(model, self._example)
+
+    def available(self, kinds: Sequence[str], *, groups: bool) -> tuple[list[str], dict[str, str]]:
+        """The kinds this network has, and for the others why not."""
+        found, skipped = [], {}
+        for kind in kinds:
+            reason = self._missing(kind)
+            if reason:
+                skipped[kind] = reason
+            else:
+                found.append(kind)
+        if groups:
+            found += [f"group: {group.name}" for group in self._symmetries.groups]
+        return found, skipped
+
+    def _missing(self, kind: str) -> str:
+        present = {group.kind for group in self._symmetries.groups}
+        if kind == "layer" and not LayerScales(self._symmetries).spread.shape[1]:
+            return "no layer of this network can be rescaled as a whole"
+        if kind in ("neuron", "batch-norm") and kind not in present:
+            return f"the network has no rescaling symmetry of this kind ({kind})"
+        try:
+            if kind in ("output scale", "input map"):
+                self.make(kind, 0.5, 0)
+        except SpiritLevelError as error:
+            return str(error)
+        return ""
+
+    def make(self, kind: str, strength: float, seed: int) -> tuple[nn.Module, Any]:
+        generator = torch.Generator().manual_seed(seed)
+        if kind == "output scale":
+            return self._scaled_outputs(strength), self._data
+        if kind == "input map":
+            return self._mapped_inputs(strength, generator)
+        return self._rescaling(kind, strength, generator).apply(self._model), self._data
+
+    def _rescaling(self, kind: str, strength: float, generator: torch.Generator) -> Rescaling:
+        symmetries = self._symmetries
+        if kind == "layer":
+            spread = torch.from_numpy(LayerScales(symmetries).spread)
+            logs = spread @ (strength * torch.randn(spread.shape[1], generator=generator, dtype=torch.float64))
+            return Rescaling(symmetries, logs)
+        logs = strength * torch.randn(symmetries.dimension, generator=generator, dtype=torch.float64)
+        if kind.startswith("group: "):
+            chosen = torch.zeros(symmetries.dimension, dtype=torch.bool)
+            for group in symmetries.groups:
+                if f"group: {group.name}" == kind:
+                    chosen[list(group.factors)] = True
+        else:
+            chosen = symmetries.of_kind(kind)
+        return Rescaling(symmetries, torch.where(chosen, logs, 0.0))
+
+    def _scaled_outputs(self, strength: float) -> nn.Module:
+        """The network whose last layer is e^strength times larger: all outputs times a constant."""
+        whole = _Scaled(copy.deepcopy(self._model))
+        symmetries = find_symmetries(whole, self._example)
+        for factor in range(symmetries.dimension):
+            logs = torch.zeros(symmetries.dimension, dtype=torch.float64)
+            logs[factor] = 1.0
+            change = symmetries.log_scales(logs).get("scale")
+            if change is not None and float(change) != 0:
+                rescaled = Rescaling(symmetries, -strength * logs / float(change)).apply(whole)
+                assert isinstance(rescaled, _Scaled)
+                return rescaled.inner
+        raise SpiritLevelError("the outputs of this network cannot be scaled by its own parameters")
+
+    def _mapped_inputs(self, strength: float, generator: torch.Generator) -> tuple[nn.Module, Any]:
+        """The network that reads u = diag(e^s) Q (x − c), Q a random rotation, absorbed in its first layer."""
+        if not isinstance(self._example, Tensor) or not self._example.is_floating_point():
+            raise SpiritLevelError("an input map needs one tensor of real numbers as input")
+        first = self._example
+        for size, shifted in _input_sizes(first):
+            matrix = _random_matrix(size, strength, generator)
+            shift = (
+                strength * torch.randn(size, generator=generator, dtype=torch.float64) if shifted else torch.zeros(size)
+            )
+            try:
+                mapped = affine(self._model, first, matrix, shift.double())
+            except (SpiritLevelError, RuntimeError):
+                continue
+            if size == 1 and not shifted:
+                break  # one factor for all inputs is a rescaling, not a change of what is near to what
+            return mapped.model, _Mapped(self._data, partial(_map_inputs, self._model, matrix, shift.double()))
+        raise SpiritLevelError("the first layer of this network cannot absorb a change of its input")
+
+
+class _Scaled(nn.Module):
+    """scale · model(x), so that discovery sees the outputs as one more thing that can be rescaled."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs) * self.scale
+
+
+class _Mapped:
+    """Batches with their inputs mapped, made anew at every pass."""
+
+    def __init__(self, data: Data, change: Callable[[Tensor], Tensor]) -> None:
+        self._data, self._change = data, change
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        for batch in self._data:
+            yield self._change(batch.inputs.double()), batch.targets
+
+
+def _map_inputs(model: nn.Module, matrix: Tensor, shift: Tensor, inputs: Tensor) -> Tensor:
+    return affine(model, inputs, matrix, shift).inputs
+
+
+def _input_sizes(example: Tensor) -> list[tuple[int, bool]]:
+    """What the first layer may mix: all features of a flat sample or the channels of an image; with a shift first."""
+    sizes = [example[0].numel(), example.shape[-1], example.shape[1] if example.dim() > 1 else 1]
+    return [(size, shifted) for size in dict.fromkeys(sizes) for shifted in (True, False)]
+
+
+def _random_matrix(size: int, strength: float, generator: torch.Generator) -> Tensor:
+    rotation, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    stretch = (strength * torch.randn(size, generator=generator, dtype=torch.float64)).exp()
+    matrix: Tensor = stretch.unsqueeze(1) * rotation
+    return matrix
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------
+
+
+def _claims(each: Measure, kind: str, loss: Loss) -> bool:
+    """What the measure's record claims, for this kind of change and this loss."""
+    if kind == "output scale":
+        return loss.name == "normalized_cross_entropy" and "layer" in each.invariant_under
+    if kind == "input map":
+        return False
+    return ("layer" if kind == "layer" else "neuron") in each.invariant_under
+
+
+def _judge(
+    each: Measure, kind: str, original: Report, trials: Sequence[Trial], tolerance: float, claimed: bool
+) -> Finding:
+    base = original[each.name]
+    pairs = [(trial.strength, trial.report[each.name]) for trial in trials if trial.kind == kind]
+    if not base.available:
+        return Finding(each.name, kind, "undecided", 1.0, None, claimed, "; ".join(base.notes))
+    missing = next((value for _, value in pairs if not value.available), None)
+    if missing is not None:
+        reason = f"not available on a twin: {'; '.join(missing.notes)}"
+        return Finding(each.name, kind, "undecided", 1.0, None, claimed, reason)
+    factor = max((_ratio(base.value, value.value) for _, value in pairs), default=1.0)
+    moved = [strength for strength, value in pairs if _difference(base, value) > _bar(base, value)]
+    if moved:
+        return Finding(each.name, kind, "moves", factor, min(moved), claimed)
+    widest = max((_bar(base, value) for _, value in pairs), default=0.0)
+    if math.isfinite(base.value) and widest > WIDEST_BAR * abs(base.value):
+        needed = tolerance * WIDEST_BAR * abs(base.value) / widest
+        reason = f"the error bars are too wide to tell; a tolerance of {needed:.1g} would decide"
+        return Finding(each.name, kind, "undecided", factor, None, claimed, reason)
+    return Finding(each.name, kind, "invariant", factor, None, claimed)
+
+
+def _difference(first: Value, second: Value) -> float:
+    return 0.0 if first.value == second.value else abs(first.value - second.value)
+
+
+def _bar(first: Value, second: Value) -> float:
+    """How far apart two values of the same quantity may lie: certified bounds add, standard errors in fours."""
+    if not (math.isfinite(first.value) and math.isfinite(second.value)):
+        return 0.0
+    rounding = 1e-7 * max(abs(first.value), abs(second.value))
+    standard = "probes" in first.method or "sampled" in first.method
+    spread = 4 * math.hypot(first.error, second.error) if standard else first.error + second.error
+    return spread + rounding
+
+
+def _ratio(first: float, second: float) -> float:
+    if first == second:
+        return 1.0
+    if first == 0 or second == 0 or not (math.isfinite(first) and math.isfinite(second)):
+        return math.inf
+    return max(abs(first / second), abs(second / first))

@@ -1,0 +1,140 @@
+"""What an audit found: a verdict for every measure under every kind of change."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from spiritlevel.measuring.report import Report
+from spiritlevel.presenting import show
+from spiritlevel.saved import json_ready, write_whole
+
+Verdict = Literal["invariant", "moves", "undecided"]
+
+
+FORMAT = "spiritlevel-audit-1"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One twin: which kind of change, how strong, drawn with which seed, and what was measured on it."""
+
+    kind: str
+    strength: float
+    seed: int
+    report: Report
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the audit says of one measure under one kind of change.
+
+    Attributes:
+        measure, kind: What was audited.
+        verdict: "invariant", "moves" or "undecided".
+        factor: The largest ratio between the values of twin and original seen, 1.0 where nothing changed.
+        strength: The weakest strength at which a change showed; None where none did.
+        claimed: Whether the measure claims to survive.
+        reason: What a reader must know: why undecided and which tolerance would decide.
+    """
+
+    measure: str
+    kind: str
+    verdict: Verdict
+    factor: float
+    strength: float | None
+    claimed: bool
+    reason: str = ""
+
+    @property
+    def claim_fails(self) -> bool:
+        """A measure that claims to survive and was seen to move."""
+        return self.claimed and self.verdict == "moves"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All findings of one audit, with the numbers behind them.
+
+    `verdict(measure, kind)` and `factor(measure, kind)` answer the question; printing gives a table.
+    """
+
+    findings: tuple[Finding, ...]
+    original: Report
+    trials: tuple[Trial, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def finding(self, measure: str, kind: str) -> Finding:
+        for each in self.findings:
+            if each.measure == measure and each.kind == kind:
+                return each
+        if kind in self.skipped:
+            raise KeyError(f"{kind!r} was not audited: {self.skipped[kind]}")
+        kinds = sorted({each.kind for each in self.findings})
+        raise KeyError(f"no finding for {measure!r} under {kind!r}; audited were {', '.join(kinds)}")
+
+    def verdict(self, measure: str, kind: str) -> Verdict:
+        """ "invariant", "moves" or "undecided"."""
+        return self.finding(measure, kind).verdict
+
+    def factor(self, measure: str, kind: str) -> float:
+        """The largest ratio between twin and original that was seen."""
+        return self.finding(measure, kind).factor
+
+    @property
+    def failed_claims(self) -> tuple[Finding, ...]:
+        return tuple(each for each in self.findings if each.claim_fails)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.kind for each in self.findings))
+
+    def series(self, measure: str, kind: str) -> list[tuple[float, float]]:
+        """(strength, value) of every twin of one kind, the original first."""
+        found = [(0.0, self.original[measure].value)]
+        return found + [(t.strength, t.report[measure].value) for t in self.trials if t.kind == kind]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "findings": [json_ready(vars(each)) for each in self.findings],
+            "skipped": dict(self.skipped),
+            "original": self.original.to_dict(),
+            "trials": [
+                {"kind": t.kind, "strength": t.strength, "seed": t.seed, "report": t.report.to_dict()}
+                for t in self.trials
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Audit:
+        if plain.get("format") != FORMAT:
+            raise ValueError(f"not a saved audit: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
+        return cls(
+            findings=tuple(Finding(**{**each, "factor": float(each["factor"])}) for each in plain["findings"]),
+            original=Report.from_dict(plain["original"]),
+            trials=tuple(
+                Trial(t["kind"], t["strength"], t["seed"], Report.from_dict(t["report"])) for t in plain["trials"]
+            ),
+            skipped=plain["skipped"],
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON; a file that exists at `path` afterwards is whole."""
+        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Audit:
+        """Read what `save` wrote."""
+        with open(path, encoding="utf-8") as stream:
+            return cls.from_dict(json.load(stream))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained page."""
+        write_whole(path, show(self, "page"))
+
+    def __str__(self) -> str:
+        return str(show(self, "text"))

@@ -1,0 +1,178 @@
+"""An audit as a table, a section of a page with one picture for each kind of change, and a page of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spiritlevel.audit.findings import Audit, Finding
+from spiritlevel.presenting import register
+from spiritlevel.show.citations import citations
+from spiritlevel.show.drawing import INK, Drawing, style
+from spiritlevel.show.figures import axes_of, finished, legend, look_of
+from spiritlevel.show.numbers import Numbers, plain_text, shortened, significant, times
+from spiritlevel.show.page import render_page
+from spiritlevel.show.records import known_records
+from spiritlevel.show.scales import LogScale
+from spiritlevel.show.sections import Section
+from spiritlevel.show.tables import render
+
+_LINES = 5  # moving measures that have a look and a name of their own in one picture
+_MARKS = {"invariant": "✓", "moves": "✗", "undecided": "?"}
+
+
+def audit_table(audit: Audit) -> RenderableType:
+    """Measures down, kinds of change across: ✓ survives, ✗ with the largest factor seen, ? undecided."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("measure", overflow="fold")
+    for kind in audit.kinds:
+        table.add_column(plain_text(kind), justify="left", overflow="fold")
+    for name in audit.original:
+        table.add_row(plain_text(name), *(_cell(audit.finding(name, kind)) for kind in audit.kinds))
+    lines = [Text(line, style="dim") for line in _footnotes(audit)]
+    return Group(*(Text(line) for line in audit_answer(audit)), Text(""), table, *lines)
+
+
+def _cell(finding: Finding) -> Text:
+    mark = _MARKS[finding.verdict]
+    if finding.verdict == "moves":
+        text = Text(f"{mark} {times(finding.factor)}", style="bold red" if finding.claim_fails else "")
+        return text + Text(" claims not to", style="bold red") if finding.claim_fails else text
+    return Text(mark, style="green" if finding.verdict == "invariant" else "yellow")
+
+
+def _footnotes(audit: Audit) -> list[str]:
+    notes = ["✓ survives   ✗ moves, by the factor shown   ? undecided"]
+    notes += [
+        f"{f.measure} under {f.kind}: {f.reason}" for f in audit.findings if f.verdict == "undecided" and f.reason
+    ]
+    return notes + [f"not audited: {kind} ({reason})" for kind, reason in audit.skipped.items()]
+
+
+def audit_answer(audit: Audit) -> list[str]:
+    """What the audit found, in sentences."""
+    rescalings = [kind for kind in audit.kinds if kind not in ("output scale", "input map")]
+    names = list(audit.original)
+    survive = [n for n in names if all(audit.verdict(n, kind) == "invariant" for kind in rescalings)]
+    fooled = [n for n in names if any(audit.verdict(n, kind) == "moves" for kind in rescalings)]
+    answer = []
+    if rescalings:
+        answer.append(
+            f"{len(survive)} of {len(names)} measures survive every rescaling that leaves this network's function alone."
+        )
+        if survive:
+            answer.append(f"They are {', '.join(survive)}.")
+    if fooled:
+        worst = max((audit.finding(n, kind) for n in fooled for kind in rescalings), key=lambda f: f.factor)
+        answer.append(
+            f"{len(fooled)} can be moved without changing the function; the furthest, {worst.measure}, by a factor of "
+            f"{significant(worst.factor, 3)} under {worst.kind} rescaling."
+        )
+    failed = audit.failed_claims
+    if failed:
+        answer.append("Claims that fail here: " + ", ".join(f"{f.measure} under {f.kind}" for f in failed) + ".")
+    else:
+        answer.append("Every measure that claims to survive does.")
+    return answer
+
+
+def audit_section(audit: Audit) -> Section:
+    """The audit as a part of a page: the table of verdicts and a picture for each kind."""
+    columns = ("measure", *map(plain_text, audit.kinds))
+    rows = tuple((name, *(_cell(audit.finding(name, kind)).plain for kind in audit.kinds)) for name in audit.original)
+    return Section(
+        "audit",
+        "Audit",
+        (
+            "The network was rescaled without changing its function, more and more strongly, and measured again. "
+            "A measure that means something about the function stays where it was.",
+            *_footnotes(audit),
+        ),
+        tuple(audit_drawing(audit, kind) for kind in audit.kinds),
+        (("Verdict and largest factor seen", Numbers(columns, rows)),),
+    )
+
+
+def audit_drawing(audit: Audit, kind: str) -> Drawing:
+    """Value relative to the original against the strength of the change: every measure that moves, and all that stay.
+
+    Those that move furthest have a look of their own; a value that became infinite stands at the upper edge.
+    """
+    strengths = sorted({trial.strength for trial in audit.trials if trial.kind == kind})
+    lines = {name: _ratios(audit, name, kind, strengths) for name in audit.original}
+    moving = [name for name in lines if audit.verdict(name, kind) == "moves"]
+    moving.sort(key=lambda name: audit.factor(name, kind), reverse=True)
+    still = [name for name in lines if audit.verdict(name, kind) == "invariant"]
+    scale = LogScale.of([1.0, *(ratio for name in moving for ratio in lines[name])])
+    entries = min(len(moving), _LINES) + (len(moving) > _LINES) + bool(still)
+    with style():
+        figure, axes = axes_of(None, height=2.5 + 0.18 * math.ceil(entries / 2))
+        places = [0.0, *strengths]
+        for index, name in enumerate(moving):
+            axes.plot(places, [_height(scale, ratio) for ratio in (1.0, *lines[name])], **_look(index, name, moving))
+        if still:
+            axes.plot(places, [1.0] * len(places), color=INK, linewidth=2.2, label=f"{len(still)} invariant measures")
+        scale.apply(axes.yaxis, axes)
+        axes.set_xlabel(f"strength of the change ({plain_text(kind)})")
+        axes.set_ylabel("value / value of the original")
+        legend(axes, entries, always=entries > 0)
+    table = Numbers(("measure", *(f"strength {s:g}" for s in strengths)), tuple((n, *r) for n, r in lines.items()))
+    return finished(
+        figure, table, f"Measures under {plain_text(kind)} changes", _moving_words(audit, kind, moving, still)
+    )
+
+
+def _look(index: int, name: str, moving: Sequence[str]) -> dict[str, Any]:
+    """Of the line of a measure that moves; beyond the furthest few they look alike and are named in the table."""
+    if index < _LINES:
+        return {**look_of(index), "label": shortened(plain_text(name), 34)}
+    label = f"{len(moving) - _LINES} more that move, in the table" if index == _LINES else None
+    return {"color": INK, "alpha": 0.45, "linewidth": 0.8, "label": label}
+
+
+def _height(scale: LogScale, ratio: float) -> float:
+    return scale.high if ratio == math.inf else scale.place(ratio)
+
+
+def _moving_words(audit: Audit, kind: str, moving: Sequence[str], still: Sequence[str]) -> str:
+    words = f"{len(moving)} measures move under {plain_text(kind)} changes and {len(still)} stay."
+    if not moving:
+        return words
+    return f"{words} {moving[0]} moves furthest, by a factor of {significant(audit.factor(moving[0], kind), 3)}."
+
+
+def _ratios(audit: Audit, name: str, kind: str, strengths: Sequence[float]) -> list[float]:
+    """The largest ratio to the original at every strength, over seeds; below one where the value fell."""
+    base = audit.original[name].value
+    found = []
+    for strength in strengths:
+        values = [t.report[name].value for t in audit.trials if t.kind == kind and t.strength == strength]
+        ratios = [1.0 if value == base else value / base if base else math.inf for value in values]
+        found.append(max(ratios, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf))
+    return found
+
+
+def audit_page(audit: Audit) -> str:
+    """One self-contained page: the answer, the audit, and the original's measures."""
+    records = known_records()
+    papers = [records[name].paper for name in audit.original if name in records]
+    return render_page(
+        title="Which measures survive rescaling?",
+        answer=audit_answer(audit),
+        sections=[audit_section(audit)],
+        citations=citations(papers),
+    )
+
+
+def audit_text(audit: Audit) -> str:
+    """The table as plain text."""
+    return render(audit_table(audit))
+
+
+register(Audit, text=audit_text, page=audit_page, section=audit_section)

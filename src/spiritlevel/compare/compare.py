@@ -1,0 +1,400 @@
+"""Several trained networks side by side: who is flatter by which measure, how sure that is, and which measures agree."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import torch
+from scipy.stats import t as student
+from torch import Tensor, nn
+
+from spiritlevel.errors import SpiritLevelError, losses_differ
+from spiritlevel.guarantees.parts import PartValues, Sampling, random_parts, sampling_error, values_on_parts, voting
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.registry import ALL, resolve_measures
+from spiritlevel.measuring.report import Report
+from spiritlevel.measuring.run import measure
+from spiritlevel.measuring.value import Value
+from spiritlevel.presenting import show
+from spiritlevel.problem.batches import Data
+from spiritlevel.problem.losses import Loss, resolve_loss
+from spiritlevel.saved import write_whole
+
+FORMAT = "spiritlevel-comparison-1"
+LARGER_IS_FLATTER = frozenset({"volume_flatness"})
+
+# What rounding may do to a value that is exact otherwise, relative to its size.
+_ROUNDING = {"float32": 1e-4, "float64": 1e-9}
+# More networks than this are summed up instead of listed pair by pair.
+_MOST_LISTED = 4
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How several networks rank by every measure on the same data.
+
+    Attributes:
+        reports: Network's name → its report.
+        confidence: An ordering is decided where its probability is at least this.
+        parts: Network's name → measure → its values on the parts of the data, from which the sampling error comes.
+            Empty where there is none.
+        no_sampling_error: Why there is no sampling error; empty where there is one.
+
+    A probability says what the errors leave open: bounds are taken as uniform, standard errors as normal, the sampling
+    error as Student's t. With `parts` it is about all data of the same kind, as if drawn independently of the
+    networks; without, about these data only.
+    """
+
+    reports: Mapping[str, Report]
+    confidence: float = 0.95
+    parts: PartValues = field(default_factory=dict)
+    no_sampling_error: str = "it was not asked for"
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.reports)
+
+    @property
+    def measures(self) -> list[str]:
+        """The measures that every network has a finite value of."""
+        first = next(iter(self.reports.values()))
+        return [
+            name
+            for name in first
+            if all(name in report and math.isfinite(report[name].value) for report in self.reports.values())
+        ]
+
+    def ranking(self, name: str) -> list[str]:
+        """The networks by this measure, the flattest first."""
+        sign = -1 if name in LARGER_IS_FLATTER else 1
+        return sorted(self.names, key=lambda model: sign * self.reports[model][name].value)
+
+    def undecidable(self, name: str) -> bool:
+        """Whether the values are lower bounds found by ascent, which cannot say whose maximum is larger."""
+        return any(report[name].lower_bound for report in self.reports.values())
+
+    def probability(self, name: str, first: str, second: str) -> float:
+        """The probability, from the errors, that `first` is flatter than `second` by this measure.
+
+        nan where the values are lower bounds, of which there is none.
+        """
+        if self.undecidable(name):
+            return math.nan
+        a, b = self.reports[first], self.reports[second]
+        rounding = max(_rounding(a), _rounding(b))
+        found = probability_below(a[name], b[name], rounding, self._sampling(name, first, second))
+        return 1 - found if name in LARGER_IS_FLATTER else found
+
+    def _sampling(self, name: str, first: str, second: str) -> Sampling | None:
+        if not self.parts:
+            return None
+        whole = self.reports[second][name].value - self.reports[first][name].value
+        both = (self.parts[model].get(name, (math.nan, math.nan)) for model in (first, second))
+        return sampling_error(whole, [b - a for a, b in zip(*both, strict=True)])
+
+    def verdict(self, name: str, first: str, second: str) -> int:
+        """1 where `first` is flatter by this measure, −1 where `second` is, 0 where it is not decided."""
+        probability = self.probability(name, first, second)
+        return int(probability >= self.confidence) - int(1 - probability >= self.confidence)
+
+    def agreement(self) -> dict[str, dict[str, float]]:
+        """Kendall's τ between every two measures, over the pairs of networks; an undecided pair is a tie.
+
+        τ = Σ v w / √(Σ v² Σ w²) with v, w the verdicts of the two measures; nan where one of them decides nothing.
+        """
+        pairs = list(combinations(self.names, 2))
+        verdicts = {name: [self.verdict(name, a, b) for a, b in pairs] for name in self.measures}
+        return {
+            name: {other: _tau(mine, theirs) for other, theirs in verdicts.items()} for name, mine in verdicts.items()
+        }
+
+    def statements(self) -> list[str]:
+        """What is decided and what is not, in sentences."""
+        return statements(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings: what `save` writes."""
+        pairs = list(combinations(self.names, 2))
+        tau = self.agreement()
+        return {
+            "format": FORMAT,
+            "confidence": self.confidence,
+            "statements": self.statements(),
+            "rankings": {name: self.ranking(name) for name in self.measures},
+            "probabilities": {
+                name: [
+                    {"first": a, "second": b, "first_is_flatter": _or_none(self.probability(name, a, b))}
+                    for a, b in pairs
+                ]
+                for name in self.measures
+            },
+            "agreement": {name: {other: _or_none(value) for other, value in row.items()} for name, row in tau.items()},
+            "no_sampling_error": self.no_sampling_error,
+            "parts": {
+                name: {key: [_or_none(value) for value in values] for key, values in found.items()}
+                for name, found in self.parts.items()
+            },
+            "reports": {name: report.to_dict() for name, report in self.reports.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Comparison:
+        """The comparison that `to_dict` described."""
+        if plain.get("format") != FORMAT:
+            raise ValueError(f"not a saved comparison: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
+        reports = {name: Report.from_dict(entry) for name, entry in plain["reports"].items()}
+        parts = {
+            name: {key: tuple(math.nan if value is None else value for value in values) for key, values in each.items()}
+            for name, each in plain.get("parts", {}).items()
+        }
+        return cls(reports, plain["confidence"], parts, plain.get("no_sampling_error", "it was not saved"))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON; a file that exists at `path` afterwards is whole."""
+        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained page."""
+        write_whole(path, show(self, "page"))
+
+    def __str__(self) -> str:
+        return str(show(self, "text"))
+
+
+def compare(
+    models: Mapping[str, nn.Module],
+    data: Any,
+    loss: str | Callable[..., Any] | Loss = "cross_entropy",
+    *,
+    measures: str | Iterable[str | Measure] | None = None,
+    confidence: float = 0.95,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+    progress: bool | Callable[[str, float], None] = False,
+    dtype: torch.dtype | None = None,
+    fix_data: bool = False,
+    sampling: bool = True,
+) -> Comparison:
+    """Rank several trained networks by every measure, on the same data, and say how sure every ordering is.
+
+    The data are a sample, and more of them could reverse an order. So every network is measured again on the same ten
+    random parts of the data, which together cost about as much as measuring it whole, and the spread of the differences
+    over the parts is the sampling error of every order. Measures that are lower bounds found by ascent decide nothing.
+
+    Args:
+        models: Name → network, at least two.
+        data, loss, measures, tolerance, seed, progress, dtype, fix_data: As for `measure`.
+        confidence: The probability from which on an ordering counts as decided.
+        sampling: Whether to include the sampling error. Without it orders are about these very data.
+
+    >>> flat, sharp = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    >>> with torch.no_grad():
+    ...     _ = flat.weight.fill_(1.0), sharp.weight.fill_(2.0)
+    >>> both = {"flat": flat, "sharp": sharp}
+    >>> found = compare(both, (torch.eye(2).repeat(20, 1), torch.zeros(40, 1)), "mse", measures=["kappa_trace_sum"])
+    >>> found.ranking("kappa_trace_sum"), found.probability("kappa_trace_sum", "flat", "sharp")  # κ grows with ‖w‖²
+    (['flat', 'sharp'], 1.0)
+    """
+    if not isinstance(models, Mapping) or len(models) < 2:
+        came = f"{len(models)}" if isinstance(models, Mapping) else type(models).__name__
+        raise SpiritLevelError(f"compare needs at least two networks as a dict of name → model, got {came}")
+    if not 0.5 < confidence < 1:
+        raise SpiritLevelError(f"confidence must be a number between 0.5 and 1, got {confidence!r}")
+    chosen, fixed = resolve_measures(measures), resolve_loss(loss)
+    with torch.random.fork_rng():  # a loader draws a seed from the global generator at every pass
+        source = Data(data, fix=fix_data)
+
+    def taken(name: str, part: Data, wanted: Sequence[Measure], said: str) -> Report:
+        told = _told(progress, said)
+        model = named[name]
+        return measure(model, part, fixed, measures=wanted, tolerance=tolerance, seed=seed, progress=told, dtype=dtype)
+
+    named = {str(name): model for name, model in models.items()}
+    reports = {name: taken(name, source, chosen, name) for name in named}
+    if not sampling:
+        return Comparison(reports, confidence)
+    wanted = voting(chosen, list(reports.values()))
+    if not wanted:
+        return Comparison(reports, confidence, {}, "no measure here decides anything")
+    parts, reason = values_on_parts(
+        random_parts(source, fixed, seed),
+        list(named),
+        lambda name, part, index: taken(name, part, wanted, f"{name}, part {index} of the data"),
+    )
+    return Comparison(reports, confidence, parts, reason)
+
+
+def _told(progress: bool | Callable[[str, float], None], name: str) -> bool | Callable[[str, float], None]:
+    if isinstance(progress, bool):
+        return progress
+    return lambda what, passes: progress(f"{name}: {what}", passes)
+
+
+# --- how sure an ordering is -------------------------------------------------------------------------------------
+
+
+def probability_below(first: Value, second: Value, rounding: float = 0.0, sampling: Sampling | None = None) -> float:
+    """The probability that the true value of `first` is below that of `second`, from their errors.
+
+    A standard error is that of a normal distribution; a bound, and `rounding` relative to the larger value, is the half
+    width of a uniform one. With a `sampling` error the spread is that of Student's t.
+
+    >>> a = Value("m", 1.0, 0.0, True, True, "exact sweep")
+    >>> b = Value("m", 2.0, 1.0, False, True, "random probes of the Hessian")
+    >>> probability_below(a, a), round(probability_below(a, b), 4)  # a tie; Φ(1)
+    (0.5, 0.8413)
+    """
+    gap = second.value - first.value
+    slack = rounding * max(abs(first.value), abs(second.value))
+    widths = [slack, *(value.error for value in (first, second) if (value.exact or value.certified))]
+    spread = math.hypot(*(value.error for value in (first, second) if not (value.exact or value.certified)))
+    freedom = math.inf
+    if sampling is not None and sampling.error > 0:
+        spread, freedom = math.hypot(spread, sampling.error), sampling.freedom
+    if not math.isfinite(spread + sum(widths)):
+        return 0.5
+    if math.isinf(freedom) and abs(gap) > sum(widths) + 9 * spread:
+        return 1.0 if gap > 0 else 0.0
+    return _mean_over_bounds(gap, [width for width in widths if width > 0], spread, freedom)
+
+
+def _mean_over_bounds(gap: float, widths: Sequence[float], spread: float, freedom: float, points: int = 40) -> float:
+    """P(gap + Σ width·U + spread·T > 0), the uniforms U on [−1, 1] by midpoints, T normal or Student's."""
+    nodes = (2 * torch.arange(points, dtype=torch.float64) + 1) / points - 1
+    total = torch.full((1,), gap, dtype=torch.float64)
+    for width in widths:
+        total = (total.unsqueeze(1) + width * nodes).reshape(-1)
+    if spread == 0:
+        return float(((total > 0).double() + 0.5 * (total == 0).double()).mean())
+    return float(_distribution(total / spread, freedom).mean())
+
+
+def _distribution(z: Tensor, freedom: float) -> Tensor:
+    """Φ(z), or of Student's t where the spread itself comes from few parts."""
+    if math.isinf(freedom):
+        normal: Tensor = torch.special.ndtr(z)
+        return normal
+    return torch.from_numpy(student.cdf(z.numpy(), freedom))
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _rounding(report: Report) -> float:
+    return _ROUNDING.get(str(report.problem.get("dtype")), 1e-9)
+
+
+def _tau(first: Sequence[int], second: Sequence[int]) -> float:
+    size = math.sqrt(sum(v * v for v in first) * sum(w * w for w in second))
+    return sum(v * w for v, w in zip(first, second, strict=True)) / size if size else math.nan
+
+
+# --- what is decided ---------------------------------------------------------------------------------------------
+
+
+def invariant(name: str) -> bool:
+    """Whether the measure claims to survive the rescaling of layers."""
+    record = ALL.get(name.partition("(")[0])
+    return record is not None and "layer" in record.invariant_under
+
+
+def statements(comparison: Comparison) -> list[str]:
+    """What is decided and what is not, in sentences: by the invariant measures first, what qualifies that, and last
+    what the plain ones say."""
+    deciding = [name for name in comparison.measures if not comparison.undecidable(name)]
+    trusted = [name for name in deciding if invariant(name)]
+    plain = [name for name in deciding if not invariant(name)]
+    said = []
+    if not trusted:
+        said.append(
+            "No measure here survives a rescaling of the weights, so nothing below says which minimum is flatter."
+            if plain
+            else "No measure here decides which minimum is flatter."
+        )
+    judges, kind = (trusted, "invariant") if trusted else (plain, "plain")
+    pairs = list(combinations(comparison.names, 2))
+    if judges and len(comparison.names) <= _MOST_LISTED:
+        said += [_pair_words(comparison, a, b, judges, kind) for a, b in pairs]
+    elif judges:
+        said.append(_summary_words(comparison, pairs, judges, kind))
+    said += [
+        *losses_differ({name: each.loss for name, each in comparison.reports.items()}),
+        *_sampling_words(comparison),
+    ]
+    if trusted and plain:
+        said += _plain_words(comparison, pairs, trusted, plain)
+    return said + _lower_bound_words(comparison)
+
+
+def _sampling_words(comparison: Comparison) -> list[str]:
+    if not comparison.no_sampling_error:
+        return []
+    return [
+        "These orders are about these data only: the error of a finite sample is not included "
+        f"({comparison.no_sampling_error}), and more data may reverse them."
+    ]
+
+
+def _lower_bound_words(comparison: Comparison) -> list[str]:
+    names = [name for name in comparison.measures if comparison.undecidable(name)]
+    if not names:
+        return []
+    return [f"Undecided, because the values are lower bounds found by ascent: {', '.join(names)}."]
+
+
+def _pair_words(comparison: Comparison, a: str, b: str, judges: Sequence[str], kind: str) -> str:
+    verdicts = {name: comparison.verdict(name, a, b) for name in judges}
+    wins = {1: [n for n, v in verdicts.items() if v == 1], -1: [n for n, v in verdicts.items() if v == -1]}
+    open_ = [name for name, verdict in verdicts.items() if verdict == 0]
+    if len(open_) == len(judges):
+        return f"“{a}” and “{b}”: not decided by any of the {len(judges)} {kind} measures."
+    if not wins[-1] or not wins[1]:
+        flatter, other = (a, b) if wins[1] else (b, a)
+        count = len(wins[1] or wins[-1])
+        share = f"all {count}" if not open_ else f"{count} of {len(judges)}"
+        rest = f"; not decided: {', '.join(open_)}" if open_ else ""
+        return f"“{flatter}” is flatter than “{other}” by {share} {kind} measures{rest}."
+    rest = f", {len(open_)} do not decide" if open_ else ""
+    return (
+        f"“{a}” and “{b}”: the measures disagree. Flatter is “{a}” by {', '.join(wins[1])}; “{b}” by "
+        f"{', '.join(wins[-1])}{rest}."
+    )
+
+
+def _summary_words(comparison: Comparison, pairs: Sequence[tuple[str, str]], judges: Sequence[str], kind: str) -> str:
+    outcomes = [{comparison.verdict(name, a, b) for name in judges} for a, b in pairs]
+    agreed = sum(outcome in ({1}, {-1}) for outcome in outcomes)
+    opposed = sum({1, -1} <= outcome for outcome in outcomes)
+    firsts = [comparison.ranking(name)[0] for name in judges]
+    flattest = max(dict.fromkeys(firsts), key=firsts.count)
+    return (
+        f"Of {len(pairs)} pairs of networks {agreed} are decided alike by all {len(judges)} {kind} measures, on {opposed} "
+        f"the measures disagree, and {len(pairs) - agreed - opposed} are not decided by all of them. Flattest by "
+        f"{firsts.count(flattest)} of {len(judges)} is “{flattest}”."
+    )
+
+
+def _plain_words(
+    comparison: Comparison, pairs: Sequence[tuple[str, str]], trusted: Sequence[str], plain: Sequence[str]
+) -> list[str]:
+    """Where a plain measure says the opposite of every invariant one that decides."""
+    opposed = []
+    for a, b in pairs:
+        decisions = {comparison.verdict(name, a, b) for name in trusted} - {0}
+        if len(decisions) == 1:
+            decision = decisions.pop()
+            opposed += [f"{name} (“{a}”, “{b}”)" for name in plain if comparison.verdict(name, a, b) == -decision]
+    if not opposed:
+        return []
+    shown = ", ".join(opposed[:3]) + (f" and {len(opposed) - 3} more" if len(opposed) > 3 else "")
+    return [f"The opposite order comes out by measures that a rescaling of the weights can move at will: {shown}."]
+
+
+__all__ = ["Comparison", "compare", "probability_below"]

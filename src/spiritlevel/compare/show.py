@@ -1,0 +1,120 @@
+"""A comparison of networks as a table and a page: who is flatter, how sure that is, and which measures agree."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, pairwise
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from spiritlevel.compare.compare import Comparison, invariant
+from spiritlevel.presenting import register
+from spiritlevel.show.numbers import Cell, Numbers, plain_text
+from spiritlevel.show.page import report_page
+from spiritlevel.show.sections import Section
+from spiritlevel.show.tables import render, simple_table
+
+_MATRIX = 8  # measures whose agreement a terminal can show
+_RANKING = "flattest first (with the probability of coming after the one before)"
+
+
+def ranking_table(comparison: Comparison) -> RenderableType:
+    """Every measure with its ranking, the flattest first, and how sure every step of it is; then what is decided."""
+    table = simple_table()
+    table.add_column("measure", overflow="fold")
+    table.add_column(_RANKING, overflow="fold")
+    for name in comparison.measures:
+        table.add_row(Text(name, style="" if invariant(name) else "dim"), Text(_ranking_text(comparison, name)))
+    lines: list[RenderableType] = [Text(f"• {line}") for line in map(plain_text, comparison.statements())]
+    dim = ["dimmed: measures that a rescaling of the weights can move at will", _probability_words(comparison)]
+    notes = [Text(line, style="dim") for line in dim]
+    return Group(*lines, Text(""), table, *notes, Text(""), *_agreement_lines(comparison))
+
+
+def _probability_words(comparison: Comparison) -> str:
+    """What the probabilities are about."""
+    if comparison.no_sampling_error:
+        return "probabilities are about these data only"
+    count = max(len(values) for found in comparison.parts.values() for values in found.values())
+    return (
+        f"probabilities are about data of the same kind; every network was measured again on {count} random parts of these, "
+        "which cost about as much as measuring it once"
+    )
+
+
+def _agreement_lines(comparison: Comparison) -> list[RenderableType]:
+    """Kendall's τ as a matrix where it fits, its extremes where not."""
+    tau = comparison.agreement()
+    if len(tau) <= _MATRIX:
+        table = simple_table()
+        table.add_column("Kendall's τ", overflow="fold")
+        for number, _ in enumerate(tau, start=1):
+            table.add_column(str(number), justify="right")
+        for number, (name, row) in enumerate(tau.items(), start=1):
+            cells = ("–" if math.isnan(value) else f"{value:.2f}".replace("-", "−") for value in row.values())
+            table.add_row(f"{number} {name}", *cells)
+        return [table]
+    pairs = [(tau[a][b], a, b) for a, b in combinations(tau, 2) if not math.isnan(tau[a][b])]
+    if not pairs:
+        return [Text("Kendall's τ between measures: none of them decides an order")]
+    low, high = min(pairs), max(pairs)
+    least = f"least {low[0]:.2f} ({low[1]}, {low[2]})".replace("-", "−")
+    return [
+        Text(f"Kendall's τ between measures: {least}, most {high[0]:.2f}; the matrix is in agreement() and on the page")
+    ]
+
+
+def _ranking_text(comparison: Comparison, name: str) -> str:
+    order = comparison.ranking(name)
+    if comparison.undecidable(name):
+        return f"undecided (lower bounds): {', '.join(map(plain_text, order))}"
+    text = plain_text(order[0])
+    for before, after in pairwise(order):
+        text += f", {plain_text(after)} ({_percent(comparison.probability(name, before, after))})"
+    return text
+
+
+def _percent(probability: float) -> str:
+    """Rounded down, so that nothing looks surer than it is."""
+    if probability >= 0.999:
+        return "≥ 99.9 %"
+    return (
+        f"{math.floor(1000 * probability) / 10:.1f} %" if probability >= 0.99 else f"{math.floor(100 * probability)} %"
+    )
+
+
+def agreement_numbers(comparison: Comparison) -> Numbers:
+    """Kendall's τ between every two measures."""
+    tau = comparison.agreement()
+    return Numbers(("measure", *tau), tuple((name, *row.values()) for name, row in tau.items()))
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """The page of all reports, with the rankings, the probabilities and the agreement of the measures as a section."""
+    pairs = list(combinations(comparison.names, 2))
+    columns = ("measure", *(f"{plain_text(a)} before {plain_text(b)}" for a, b in pairs))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (name, *(comparison.probability(name, a, b) for a, b in pairs)) for name in comparison.measures
+    )
+    ranks: tuple[tuple[Cell, ...], ...] = tuple((n, _ranking_text(comparison, n)) for n in comparison.measures)
+    section = Section(
+        "ranking",
+        "Who is flatter, and how sure that is",
+        (_probability_words(comparison).capitalize() + ".",),
+        (),
+        ((_RANKING.capitalize(), Numbers(("measure", "ranking"), ranks)),
+         ("Probability that the first is flatter than the second", Numbers(columns, rows)),
+         ("Kendall's τ between measures, undecided pairs as ties", agreement_numbers(comparison))),
+    )  # fmt: skip
+    names = ", ".join(map(plain_text, comparison.names))
+    title = f"Which minimum is flatter: {names}"
+    return report_page(comparison.reports, title=title, audit=section, said=[*map(plain_text, comparison.statements())])
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """The table as plain text."""
+    return render(ranking_table(comparison))
+
+
+register(Comparison, text=comparison_text, page=comparison_page)

@@ -1,0 +1,129 @@
+"""Which parameters the exact sweep covers: decided from the traced graph, confirmed on a few samples, never assumed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from spiritlevel.curvature.anatomy import Anatomy, joined
+from spiritlevel.curvature.statistics import squared_gradients
+from spiritlevel.curvature.taps import sample_axes
+from spiritlevel.network.tracing import trace
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.problem import Problem
+
+
+def examine(problem: Problem) -> Anatomy:
+    """Trace the network with two and three samples and on every chunk of the data, then confirm on two what that says."""
+    problem.check_derivatives()
+    if problem.loss_function.whole_batch:
+        return _without_outputs(problem)
+    with problem.undisturbed():
+        two, three = problem.telling_samples(2), problem.telling_samples(3)
+        small = trace(lambda leaves: problem.outputs(leaves, two), problem.parameters)
+        large = trace(lambda leaves: problem.outputs(leaves, three), problem.parameters)
+        with torch.no_grad():
+            outputs = problem.outputs(problem.parameters, two)
+        layers = {name: layer for name, layer in small.layers.items() if name in problem.parameters}
+        if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != 2:
+            reason = "the outputs are not one tensor with a row for every sample"
+            return joined(Anatomy(layers, {}, dict.fromkeys(problem.parameters, reason)), problem.survey.seen)
+        axes = {
+            name: found
+            for name, found in sample_axes(small, large, (2, 3)).items()
+            if name in problem.parameters and name not in small.mixed and found and None not in found
+        }
+        spread = sum(math.prod(shape) for name, shape in small.calls if name in layers and len(shape) > 2) // 2
+        sizes = {name: layer.matrix(problem.parameters[name]).shape[2:].numel() for name, layer in layers.items()}
+        work = sum(math.prod(shape) * sizes[name] for name, shape in small.calls if name in layers) // 2
+        anatomy = Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread, work)
+        return _confirmed(problem, joined(anatomy, problem.survey.seen), two)
+
+
+def _without_outputs(problem: Problem) -> Anatomy:
+    """A loss that calls the model itself: layers can be traced, but nothing splits into outputs and ∇²ℓ."""
+    reason = "the loss does not split into outputs and targets"
+    return joined(Anatomy({}, {}, dict.fromkeys(problem.parameters, reason)), problem.survey.seen)
+
+
+def _confirmed(problem: Problem, anatomy: Anatomy, batch: Batch) -> Anatomy:
+    """Keep only what the numbers bear out."""
+    wrong = _misread(problem, anatomy, batch)
+    if wrong:  # samples may sit inside a merged dimension instead of outside
+        flipped = {
+            name: [replace(axis, outermost=False) if axis and axis.repeat > 1 else axis for axis in found]
+            if name in wrong
+            else found
+            for name, found in anatomy.axes.items()
+        }
+        anatomy = replace(anatomy, axes=flipped)
+        wrong = more = _misread(problem, anatomy, batch)
+        while more:  # without these, taps may see less of others
+            anatomy = replace(anatomy, axes={name: axis for name, axis in anatomy.axes.items() if name not in wrong})
+            more = _misread(problem, anatomy, batch)
+            wrong = wrong | more
+    bent = dict.fromkeys(wrong, "the exact sweep does not reproduce its gradient sample by sample")
+    bent |= anatomy.bent
+    missing = {name: "the exact sweep does not know its use" for name in problem.parameters if name not in anatomy.axes}
+    bent = missing | bent
+    curved = _curved(problem, [name for name in problem.parameters if name not in bent], batch)
+    return replace(anatomy, bent=bent | curved)
+
+
+def _misread(problem: Problem, anatomy: Anatomy, batch: Batch) -> set[str]:
+    """Parameters whose squared per-sample gradients, read off the taps, differ from those of autograd.
+
+    The outputs are combined at random for every sample: where samples are alike, their losses would not show that one is
+    taken for another.
+    """
+    leaves = problem.leaves()
+    expected = {name: torch.zeros_like(tensor) for name, tensor in problem.parameters.items()}
+    with torch.no_grad():
+        outputs = problem.outputs(problem.parameters, batch)
+    column = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs)
+    with torch.enable_grad():
+        for n in range(len(batch)):
+            mixed = (problem.outputs(leaves, batch[n : n + 1]) * column[n : n + 1]).sum()
+            parts = torch.autograd.grad(mixed, list(leaves.values()), allow_unused=True)
+            for name, part in zip(leaves, parts, strict=True):
+                if part is not None:
+                    expected[name] += part.square()
+    ours = squared_gradients(problem, anatomy, batch, column)
+    nothing = {name: torch.zeros_like(expected[name]) for name in anatomy.axes}  # no tap saw it: autograd may have
+    return {name for name, mine in (nothing | ours).items() if not _close(mine, expected[name])}
+
+
+def _close(mine: Tensor, expected: Tensor) -> bool:
+    if not expected.numel():  # a layer of width zero
+        return True
+    tolerance = 2e-3 if expected.dtype == torch.float32 else 1e-8
+    difference = (mine.to(expected.dtype) - expected).abs().max()
+    return bool(difference <= tolerance * expected.abs().max())
+
+
+def _curved(problem: Problem, names: list[str], batch: Batch) -> dict[str, str]:
+    """Parameters along which a random combination of the outputs has a second derivative, on a few samples."""
+    if not names:
+        return {}
+    leaves = problem.leaves()
+    generator = torch.Generator().manual_seed(0)
+    found: dict[str, str] = {}
+    with torch.enable_grad():
+        outputs = problem.outputs(leaves, batch)
+        mix = (outputs * torch.randn(outputs.shape, generator=generator).to(outputs)).sum()
+        gradients = torch.autograd.grad(mix, [leaves[name] for name in names], create_graph=True, allow_unused=True)
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is None or not gradient.requires_grad or not gradient.numel():
+                continue
+            direction = torch.randn(gradient.shape, generator=generator).to(gradient)
+            try:
+                (second,) = torch.autograd.grad(gradient, leaves[name], direction, retain_graph=True, allow_unused=True)
+            except RuntimeError:  # no double backward here: the trace alone speaks for linearity, so do not trust it
+                found[name] = "its second derivative could not be confirmed to vanish"
+                continue
+            if second is not None and bool(second.abs().max() > 1e-5 * gradient.detach().abs().max()):
+                found[name] = "a second derivative that the trace did not show"
+    return found

@@ -1,0 +1,1 @@
+"""From a problem to values with errors: needs, evidence, the run, and the report as data."""

@@ -1,0 +1,428 @@
+"""Evidence: what the engine found out about a problem, gathered once for all measures of a call."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from spiritlevel.curvature.anatomy import Anatomy
+from spiritlevel.curvature.blocks import GaussNewtonBlocks
+from spiritlevel.curvature.estimate import Estimates, mean_of, merged, probe
+from spiritlevel.curvature.examine import examine
+from spiritlevel.curvature.hessian import HessianProducts, remainder_objective
+from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
+from spiritlevel.curvature.lanczos import Eigenpair, length
+from spiritlevel.curvature.rounding import array_shifts, rounding_errors, widened
+from spiritlevel.curvature.statistics import (
+    DIAGONAL,
+    FISHER,
+    GROUPS,
+    MOST_COLUMNS,
+    STATISTICS,
+    TRACE,
+    Sweep,
+    sweep,
+    sweep_batch,
+)
+from spiritlevel.measuring.needs import Needs, Operator
+from spiritlevel.network.layers import Layer
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.problem import Problem
+
+Arrays = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Layer statistics as measures read them.
+
+    Attributes:
+        layers: Weight's parameter name → layer.
+        weights: Parameter name → values.
+        trace: Parameter name → trace of its block of H.
+        diagonal: Parameter name → diagonal of its block of H.
+        rows, columns: Weight's name → w_jᵀ H_jj w_j of every row (column) j.
+        fisher: Parameter name → (1/N) Σ_n (∂ℓ_n/∂θ_i)².
+    """
+
+    layers: Mapping[str, Layer]
+    weights: Arrays
+    trace: Arrays = field(default_factory=dict)
+    diagonal: Arrays = field(default_factory=dict)
+    rows: Arrays = field(default_factory=dict)
+    columns: Arrays = field(default_factory=dict)
+    fisher: Arrays = field(default_factory=dict)
+
+
+class _InDouble(Mapping[str, Tensor]):
+    """Tensors in double precision, each converted when it is read: all at once would be twice the model."""
+
+    def __init__(self, tensors: Arrays) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name].double()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the statistics of every parameter come from, decided once.
+
+    Attributes:
+        swept: The parameters whose Gauss–Newton part is the sweep's.
+        remainder: Those among them to which probes of H less its Gauss–Newton matrix are added.
+        whole: The parameters whose blocks of H are probed whole; what the sweep has of them is not used.
+    """
+
+    swept: frozenset[str]
+    remainder: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+
+
+def sources_of(names: Sequence[str], anatomy: Anatomy, separable: Callable[[], bool]) -> Sources:
+    """The sources of the parameters in `names`; `separable` says whether products with the remainder can be had."""
+    bent = [name for name in names if not anatomy.exact(name)]
+    readable = tuple(name for name in bent if name in anatomy.axes)
+    if readable and separable():
+        whole = tuple(name for name in bent if name not in anatomy.axes)
+        return Sources(frozenset(anatomy.axes), readable, whole)
+    return Sources(frozenset(anatomy.axes).difference(bent), (), tuple(bent))
+
+
+def combined(
+    kinds: frozenset[str], sources: Sources, swept: Sweep | None, estimates: Estimates, groups: Sequence[int]
+) -> dict[str, dict[str, Tensor]]:
+    """Statistic → parameter → what its sources say, estimated parts as the mean of these groups."""
+    arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
+    for kind in kinds:
+        for name, draws in swept.found[kind].items() if swept is not None else ():
+            if name in sources.swept or kind == FISHER:
+                arrays[kind][name] = mean_over(draws, groups)
+        for name, probed in estimates.found.get(kind, {}).items():
+            part = mean_over(tuple(probed.groups), groups)
+            arrays[kind][name] = arrays[kind][name] + part if name in arrays[kind] else part
+    return arrays
+
+
+def _plus(arrays: Arrays, changes: Arrays) -> dict[str, Tensor]:
+    return {name: array + changes[name] if name in changes else array for name, array in arrays.items()}
+
+
+def mean_over(draws: Sequence[Tensor], groups: Sequence[int]) -> Tensor:
+    """The mean of these groups of draws, or the exact array where there is only one."""
+    return mean_of(draws if len(draws) == 1 else [draws[group] for group in groups])
+
+
+@dataclass
+class Gathered:
+    """What has been found out so far; None where nobody has asked."""
+
+    anatomy: Anatomy | None = None
+    products: HessianProducts | None = None
+    swept: Sweep | None = None
+    estimates: Estimates | None = None
+    slow_fisher: dict[str, Tensor] | None = None
+    loss: float | None = None
+
+
+class Evidence:
+    """Everything measures may ask for. Nothing is computed that no measure needs, and nothing twice."""
+
+    def __init__(self, problem: Problem, needs: Needs, *, tolerance: float, seed: int, most_probes: int) -> None:
+        self.problem, self.needs, self.tolerance = problem, needs, tolerance
+        self._seed, self.most_probes = int(seed), most_probes  # an integer of NumPy would overflow below
+        self.gathered = Gathered()
+        self.layer_products, self.layer_method = 0, ""
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A stream of random numbers of its own for every purpose, so that no result depends on what else was asked."""
+        digest = hashlib.blake2b(f"{self._seed} {purpose}".encode(), digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+    @property
+    def anatomy(self) -> Anatomy:
+        if self.gathered.anatomy is None:
+            self.gathered.anatomy = examine(self.problem)
+        return self.gathered.anatomy
+
+    @property
+    def products(self) -> HessianProducts:
+        if self.gathered.products is None:
+            self.gathered.products = HessianProducts(self.problem)
+        return self.gathered.products
+
+    @property
+    def loss(self) -> float:
+        """L(θ), taken from work that has been done anyway where there is some."""
+        if self.gathered.loss is None:
+            known = self.known_loss()
+            self.gathered.loss = self.problem.loss() if math.isnan(known) else known
+        return self.gathered.loss
+
+    def known_loss(self) -> float:
+        """L(θ) if some work has brought it, else NaN."""
+        gathered = self.gathered
+        swept = None if gathered.swept is None else gathered.swept.loss
+        product = None if gathered.products is None else gathered.products.loss
+        return next((loss for loss in (gathered.loss, swept, product) if loss is not None), math.nan)
+
+    def shrink(self) -> bool:
+        """Halve the chunks and let go of what is kept between passes; False where a chunk cannot be halved."""
+        if self.problem.whole or self.problem.chunk_size == 1:
+            return False
+        self.problem.chunk_size = max(1, self.problem.chunk_size // 2)
+        self.gathered.products = None
+        return True
+
+    # --- statistics ----------------------------------------------------------------------------------------------
+
+    @property
+    def swept(self) -> Sweep:
+        if self.gathered.swept is None:
+            self.gathered.swept = sweep(self.problem, self.anatomy, self._kinds, self.generator("columns"))
+        return self.gathered.swept
+
+    @cached_property
+    def _kinds(self) -> frozenset[str]:
+        """What is swept and probed: a trace is had more cheaply than a diagonal, but probes give diagonals."""
+        wanted = self.needs.statistics
+        if TRACE in wanted and (DIAGONAL in wanted or self.bent):
+            return wanted - {TRACE} | {DIAGONAL}
+        return wanted
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """The best values: exact parts plus the mean of what was estimated."""
+        return self.from_groups(self._kinds | self.needs.statistics, range(GROUPS))
+
+    def from_groups(self, kinds: frozenset[str], groups: Sequence[int]) -> Statistics:
+        """Statistics of these kinds, what is estimated from these groups of probes and draws only.
+
+        They are made anew at every call: each may be as large as the model.
+        """
+        if TRACE in kinds and DIAGONAL in self._kinds:
+            kinds = kinds | {DIAGONAL}
+        swept = self.swept if self.anatomy.axes else None
+        arrays = combined(kinds, self.sources, swept, self.estimates, groups)
+        if FISHER in kinds and self.sees_samples:
+            arrays[FISHER] |= self._slow_fisher()
+        weights = self._weights
+        for kind in kinds & {DIAGONAL, FISHER}:
+            for name in weights:  # a parameter the outputs never feel has a block of zeros
+                if name not in arrays[kind]:
+                    arrays[kind][name] = torch.zeros_like(weights[name])
+        if DIAGONAL in kinds:
+            arrays[TRACE] = {name: diagonal.sum() for name, diagonal in arrays[DIAGONAL].items()}
+        for name in weights:
+            arrays[TRACE].setdefault(name, torch.zeros((), dtype=torch.float64))
+        return Statistics(self.anatomy.layers, weights, **arrays)
+
+    def shifted(self, kinds: frozenset[str]) -> Iterator[Statistics]:
+        """The same statistics with what rounding and kinks may have changed, one possible change after the other."""
+        for shift in self._shifts or []:
+            arrays = {
+                kind: _plus(getattr(self.statistics, kind), shift[kind]) if kind in kinds | {TRACE} else {}
+                for kind in STATISTICS
+            }
+            if DIAGONAL in self._kinds:
+                diagonals = shift[DIAGONAL]
+                changes = {name: diagonal.sum(dtype=torch.float64) for name, diagonal in diagonals.items()}
+                arrays[TRACE] = _plus(self.statistics.trace, changes)
+            yield Statistics(self.statistics.layers, self.statistics.weights, **arrays)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the network runs in another precision, so that what rounding does can be seen."""
+        return self._shifts is not None
+
+    @cached_property
+    def _shifts(self) -> list[dict[str, dict[str, Tensor]]] | None:
+        if not self.anatomy.axes or self.swept.sampled:
+            return []
+        return array_shifts(self.problem, lambda batch: sweep_batch(self.problem, self.anatomy, self._kinds, batch))
+
+    @property
+    def _weights(self) -> Arrays:
+        return _InDouble(self.problem.parameters)
+
+    @cached_property
+    def sees_samples(self) -> bool:
+        """Whether the loss of a single sample can be had; a loss of the form (model, batch) gives means over batches."""
+        return not self.problem.whole or self.problem.data.pieces(divide=False) == self.problem.samples
+
+    @property
+    def bent(self) -> list[str]:
+        """The parameters whose blocks of H are more than their Gauss–Newton part, or not swept at all."""
+        return [name for name in self.problem.parameters if not self.anatomy.exact(name)]
+
+    @cached_property
+    def sources(self) -> Sources:
+        """Which part of every parameter's statistics comes from where."""
+        return sources_of(list(self.problem.parameters), self.anatomy, lambda: self.products.method == "kept graph")
+
+    @property
+    def estimated(self) -> frozenset[str]:
+        """The parameters whose statistics are not exact."""
+        if not self.needs.statistics - {FISHER}:
+            return frozenset()
+        sampled = self.sources.swept if self.anatomy.axes and self.swept.sampled else frozenset()
+        return self.estimates.inexact() | sampled
+
+    @property
+    def estimates(self) -> Estimates:
+        """What probes say, found once, of every block that is more than its Gauss–Newton part."""
+        if self.gathered.estimates is None:
+            self.gathered.estimates = self._probe(self._kinds - {FISHER})
+        return self.gathered.estimates
+
+    def _probe(self, kinds: frozenset[str]) -> Estimates:
+        if not (self.bent and kinds):
+            return Estimates()
+        parts = []
+        if self.sources.remainder:
+            rest = HessianProducts(self.problem, objective=remainder_objective, method="kept graph")
+            known = {kind: {name: draws[0] for name, draws in self.swept.found[kind].items()} for kind in kinds}
+            parts.append(self._probed(rest, self.sources.remainder, kinds, known))
+        if self.sources.whole:
+            parts.append(self._probed(self.products, self.sources.whole, kinds, {}))
+        return merged(parts)
+
+    def _probed(
+        self, products: HessianProducts, names: Sequence[str], kinds: frozenset[str], known: Mapping[str, Arrays]
+    ) -> Estimates:
+        return probe(
+            products,
+            self.anatomy.layers,
+            names,
+            kinds,
+            known,
+            tolerance=self.tolerance,
+            most_probes=self.most_probes,
+            generator=self.generator("probes"),
+        )
+
+    def _slow_fisher(self) -> dict[str, Tensor]:
+        """Parameters the sweep cannot read sample by sample: one gradient a sample, for these only."""
+        if self.gathered.slow_fisher is None:
+            missing = [name for name in self.problem.parameters if name not in self.anatomy.axes]
+            self.gathered.slow_fisher = _fisher_by_sample(self.problem, missing) if missing else {}
+        return self.gathered.slow_fisher
+
+    # --- eigenvalues ---------------------------------------------------------------------------------------------
+
+    def scaling(self, name: str) -> Tensor:
+        """The diagonal of S as a flat vector."""
+        values = list(self.problem.parameters.values())
+        if name == "identity":
+            return torch.cat([torch.ones_like(value).reshape(-1) for value in values])
+        if name == "block norms":
+            return torch.cat([value.new_tensor(length(value)).expand(value.numel()) for value in values])
+        return torch.cat([value.abs().reshape(-1) for value in values])
+
+    @cached_property
+    def eigenpairs(self) -> Mapping[Operator, Eigenpair]:
+        """The extreme eigenpairs of all operators asked for."""
+        wanted = [(functools.partial(self.scaling, each.scaling), each.end) for each in self.needs.operators]
+        start = torch.randn(self.products.flat.size, generator=self.generator("start"), dtype=torch.float64)
+        start = start.to(self.problem.parameters_like())
+        pairs = scaled_eigenpairs(self.products, wanted, start, self.tolerance)
+        split = self.products.flat.to_dict
+        vectors = [split(scaling() * pair.vector) for (scaling, _), pair in zip(wanted, pairs, strict=True)]
+        errors = rounding_errors(self.problem, lambda batch: self.products.forms(batch, vectors), self.products.order)
+        pairs = [widened(pair, error, self.tolerance) for pair, error in zip(pairs, errors, strict=True)]
+        return dict(zip(self.needs.operators, pairs, strict=True))
+
+    @cached_property
+    def layer_eigenpairs(self) -> Mapping[str, Eigenpair]:
+        """λ_max of every layer's block of H, from the sweep's δ where the block is Gauss–Newton.
+
+        `layer_products` and `layer_method` say what it cost and how the products were made. No preflight is run where
+        every block is Gauss–Newton.
+        """
+        few_columns = self._num_outputs() <= MOST_COLUMNS
+        exact = [name for name in self.anatomy.layers if self.anatomy.exact(name) and few_columns]
+        others = [name for name in self.anatomy.layers if name not in exact]
+        shapes = {name: self.problem.parameters[name].shape for name in self.anatomy.layers}
+        generator, like = self.generator("layers"), self.problem.parameters_like()
+        start = {
+            name: torch.randn(shape.numel(), generator=generator, dtype=torch.float64).to(like)
+            for name, shape in shapes.items()
+        }
+        found: dict[str, Eigenpair] = {}
+        made = ["from kept derivatives of the layers' outputs"] if exact else []
+        made += [f"by {self.products.method}"] if others else []
+        before = self.problem.work.products
+        if exact:
+            if self.gathered.products is not None:
+                self.gathered.products.release()  # one budget at a time: these blocks keep deltas instead of graphs
+            blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact)
+            part = blocks.on_part if blocks.has_part() else None
+            pairs = block_eigenpairs(blocks, part, shapes, {name: start[name] for name in exact}, self.tolerance)
+            found |= self._widened(pairs, blocks.forms)
+        if others:
+            starts = {name: start[name] for name in others}
+            pairs = block_eigenpairs(self._block_products, None, shapes, starts, self.tolerance)
+            found |= self._widened(pairs, self._block_forms, self.products.order)
+        self.layer_products, self.layer_method = math.ceil(self.problem.work.products - before), " and ".join(made)
+        return {name: found[name] for name in self.anatomy.layers}
+
+    def _widened(
+        self,
+        pairs: Mapping[str, Eigenpair],
+        forms: Callable[[Batch, Mapping[str, Tensor]], list[float]],
+        order: float = 1.0,
+    ) -> dict[str, Eigenpair]:
+        """Eigenpairs of blocks with what rounding did in their errors."""
+        vectors = {name: pair.vector.view(self.problem.parameters[name].shape) for name, pair in pairs.items()}
+        errors = rounding_errors(self.problem, lambda batch: forms(batch, vectors), order)
+        return {
+            name: widened(pair, error, self.tolerance)
+            for (name, pair), error in zip(pairs.items(), errors, strict=True)
+        }
+
+    def _block_forms(self, batch: Batch, vectors: Mapping[str, Tensor]) -> list[float]:
+        return self.products.forms(batch, [{name: vector} for name, vector in vectors.items()])
+
+    def _block_products(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+        images = self.products.within([{name: vector} for name, vector in vectors.items()])
+        return {name: image[name] for name, image in zip(vectors, images, strict=True)}
+
+    def _num_outputs(self) -> int:
+        if self.problem.loss_function.whole_batch:
+            return 0
+        with self.problem.undisturbed(), torch.no_grad():
+            outputs = self.problem.outputs(self.problem.parameters, self.problem.few_samples(1))
+        return int(outputs[0].numel()) if isinstance(outputs, Tensor) and outputs.dim() else 0
+
+    def dropped_blocks(self) -> tuple[str, ...]:
+        """Parameter tensors of norm zero, which have no metric."""
+        return tuple(name for name, value in self.problem.parameters.items() if not bool(value.any()))
+
+
+def _fisher_by_sample(problem: Problem, names: list[str]) -> dict[str, Tensor]:
+    sums = {name: torch.zeros_like(problem.parameters[name], dtype=torch.float64) for name in names}
+    with problem.undisturbed(), torch.enable_grad():
+        for chunk, weight in problem.chunks():
+            leaves = problem.leaves()
+            for n in range(len(chunk)):
+                loss = problem.chunk_loss(leaves, chunk[n : n + 1])
+                parts = torch.autograd.grad(loss, [leaves[name] for name in names], allow_unused=True)
+                for name, part in zip(names, parts, strict=True):
+                    if part is not None:
+                        sums[name].add_(part.double().square(), alpha=weight / len(chunk))
+    problem.work.add(passes=1, gradients=1)
+    problem.ranks.sum_(list(sums.values()))
+    return sums

@@ -1,0 +1,39 @@
+"""What a measure asks of the engine, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spiritlevel.curvature.lanczos import End
+
+
+@dataclass(frozen=True)
+class Operator:
+    """S H S for a diagonal scaling S, and which end of its spectrum is asked for.
+
+    scaling: "identity" (H), "block norms" (D H D with ‖block‖ on every parameter tensor) or "entries" (|θ| H |θ|).
+    """
+
+    scaling: str
+    end: End
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a measure needs of the engine; the plan of a call is the union over its measures.
+
+    statistics: Of the sweep: "trace", "diagonal", "rows", "columns", "fisher".
+    operators: Extreme eigenpairs of scaled Hessians.
+    layer_eigenvalues: λ_max of every layer's block.
+    """
+
+    statistics: frozenset[str] = frozenset()
+    operators: tuple[Operator, ...] = ()
+    layer_eigenvalues: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            self.statistics | other.statistics,
+            tuple(dict.fromkeys((*self.operators, *other.operators))),
+            self.layer_eigenvalues or other.layer_eigenvalues,
+        )

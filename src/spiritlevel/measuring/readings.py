@@ -1,0 +1,169 @@
+"""From evidence to values: what the measures of all papers share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spiritlevel.curvature.lanczos import Eigenpair
+from spiritlevel.curvature.rounding import UNKNOWN
+from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, DRAWS, FISHER, ROWS, TRACE
+from spiritlevel.errors import listed
+from spiritlevel.measuring.evidence import Evidence, Statistics
+from spiritlevel.measuring.extrapolation import Estimated, Shape, estimated, subsets_for
+from spiritlevel.measuring.needs import Needs, Operator
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.value import Value
+
+# The least that rounding leaves in an exact value, in units of the precision.
+ROUNDING = 4
+NO_LAYERS = "no trainable parameter serves as the matrix of a linear map, so there are no layers to measure"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a measure reads off layer statistics: numbers without errors."""
+
+    value: float
+    layers: Mapping[str, float] = field(default_factory=dict)
+    neurons: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def from_statistics(
+    read: Callable[[Statistics], Reading],
+    kinds: frozenset[str],
+    *,
+    everything: bool = False,
+    shape: Shape = "any",
+) -> tuple[Callable[[Measure, Evidence], Value], Callable[[Measure], Needs]]:
+    """`compute` and `needs` of a measure that is a function of layer statistics.
+
+    Its error comes from groups of probes, for any function of them; the bias that noise gives a function that is not
+    linear is extrapolated from readings with fewer probes and taken off (extrapolation.py). `everything` says that the
+    measure reads all parameters, not only weights of layers; `shape` how value and layers depend on the statistics.
+    """
+
+    def compute(measure: Measure, evidence: Evidence) -> Value:
+        if not (everything or evidence.anatomy.layers):
+            return unavailable(measure, NO_LAYERS)
+        reading = read(evidence.statistics)
+        if not math.isfinite(reading.value):
+            raise OverflowError(f"{measure.name} is {reading.value}")
+        relevant = frozenset(evidence.problem.parameters if everything else evidence.anatomy.layers)
+        noisy = frozenset() if kinds == frozenset([FISHER]) else evidence.estimated & relevant
+        found = _rounded(reading, [read(each) for each in evidence.shifted(kinds)], evidence)
+        if noisy:
+            readings = (read(evidence.from_groups(kinds, groups)) for groups in subsets_for(shape))
+            found = estimated(shape, [(each.value, each.layers) for each in readings], noisy)
+        return Value(
+            name=measure.name,
+            value=found.value,
+            error=found.error,
+            exact=not noisy,
+            converged=found.error <= evidence.tolerance * abs(found.value),
+            method=_method(evidence, not noisy),
+            layers=found.layers,
+            layer_errors=found.layer_errors,
+            neurons=reading.neurons,
+            details={"noise_bias": found.bias} if found.bias else {},
+            notes=reading.notes,
+            products=evidence.estimates.products if noisy else 0,
+        )
+
+    return compute, lambda measure: Needs(statistics=kinds)
+
+
+def _rounded(reading: Reading, shifted: list[Reading], evidence: Evidence) -> Estimated:
+    """An exact reading with the error that rounding and kinks leave in it."""
+    relative = (ROUNDING if evidence.comparable else UNKNOWN) * torch.finfo(evidence.problem.dtype).eps
+    error = relative * abs(reading.value) + sum(abs(other.value - reading.value) for other in shifted)
+    layers = {
+        name: relative * abs(value) + sum(abs(other.layers[name] - value) for other in shifted)
+        for name, value in reading.layers.items()
+    }
+    return Estimated(reading.value, error, reading.layers, layers)
+
+
+def _method(evidence: Evidence, exact: bool) -> str:
+    if exact:
+        formed = "whole blocks by products with unit vectors"
+        return (
+            "exact sweep"
+            if not evidence.estimates.found
+            else f"exact sweep, {formed}"
+            if evidence.anatomy.axes
+            else formed
+        )
+    if evidence.anatomy.axes and evidence.swept.sampled:
+        return f"sampled output columns ({DRAWS} draws of {evidence.swept.num_columns})"
+    if evidence.sources.remainder:
+        return "exact Gauss–Newton part, remainder by random probes"
+    return "random probes of the Hessian"
+
+
+def from_eigenpair(
+    operator: Operator, read: Callable[[Eigenpair], float] = lambda pair: pair.value
+) -> tuple[Callable[[Measure, Evidence], Value], Callable[[Measure], Needs]]:
+    """`compute` and `needs` of a measure that is an extreme eigenvalue of a scaled Hessian."""
+
+    def compute(measure: Measure, evidence: Evidence) -> Value:
+        pair = evidence.eigenpairs[operator]
+        return eigenvalue(measure, evidence, operator, pair, read(pair))
+
+    return compute, lambda measure: Needs(operators=(operator,))
+
+
+def eigenvalue(
+    measure: Measure,
+    evidence: Evidence,
+    operator: Operator,
+    pair: Eigenpair,
+    value: float,
+    details: Mapping[str, Any] | None = None,
+    method: str = "Lanczos",
+) -> Value:
+    """An eigenvalue with its certificate; the maximiser is the eigenvector, in the parameters' own coordinates."""
+    direction = evidence.scaling(operator.scaling) * pair.vector
+    return Value(
+        name=measure.name,
+        value=value,
+        error=pair.error,
+        exact=False,
+        converged=pair.converged,
+        method=f"{method}, products by {evidence.products.method}",
+        witness=evidence.products.flat.to_dict(direction),
+        details={"residual": pair.residual, **(details or {})},
+        notes=_dropped(evidence, operator),
+        products=pair.products,
+    )
+
+
+def _dropped(evidence: Evidence, operator: Operator) -> tuple[str, ...]:
+    blocks = evidence.dropped_blocks() if operator.scaling == "block norms" else ()
+    return (f"blocks of norm zero drop out: {listed(blocks)}",) if blocks else ()
+
+
+def unavailable(measure: Measure, reason: str) -> Value:
+    """A measure that is not defined on this network."""
+    return Value(measure.name, float("nan"), 0.0, exact=False, converged=False, method="not available", notes=(reason,))
+
+
+__all__ = [
+    "COLUMNS",
+    "DIAGONAL",
+    "FISHER",
+    "NO_LAYERS",
+    "ROWS",
+    "TRACE",
+    "Reading",
+    "eigenvalue",
+    "from_eigenpair",
+    "from_statistics",
+    "unavailable",
+]

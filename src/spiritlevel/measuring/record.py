@@ -1,0 +1,68 @@
+"""A measure as data: its name, paper, formula, claims and needs beside the small function that computes it."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measuring.needs import Needs
+from spiritlevel.measuring.value import Value
+from spiritlevel.problem.checks import check_whole_number
+
+if TYPE_CHECKING:
+    from spiritlevel.measuring.evidence import Evidence
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure of flatness.
+
+    Attributes:
+        name: What users call it.
+        paper: Key of the paper that defines it, such as "petzka2019".
+        summary: One line in words.
+        formula: The definition.
+        invariant_under: Which rescalings leave it alone: "layer", "neuron". One generic test checks the claim both ways.
+        needs: What it asks of the engine, given its options.
+        compute: From the evidence to the value.
+        options: Names and defaults of what can be configured.
+        costly: Left out of the default set.
+    """
+
+    name: str
+    paper: str
+    summary: str
+    formula: str
+    invariant_under: frozenset[str]
+    compute: Callable[[Measure, Evidence], Value]
+    needs: Callable[[Measure], Needs] = lambda measure: Needs()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    costly: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name, with the options that differ from the defaults."""
+        return self.name
+
+    def configured(self, **options: Any) -> Measure:
+        """The same measure with other options; an option it does not have is refused."""
+        for key, value in options.items():
+            if key not in self.options:
+                known = ", ".join(f"{name}={default!r}" for name, default in self.options.items()) or "none"
+                raise SpiritLevelError(f"{self.name} has no option {key!r}; its options are: {known}")
+            _check_option(self.name, key, value, self.options[key])
+        return replace(self, options={**self.options, **options})
+
+
+def _check_option(measure: str, key: str, value: Any, default: Any) -> None:
+    if isinstance(default, str):
+        if not isinstance(value, str):
+            raise SpiritLevelError(f"{measure}: {key} must be a string, got {value!r}")
+    elif isinstance(default, int):
+        check_whole_number(f"{measure}: {key}", value, at_least=1)
+    elif isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
+        raise SpiritLevelError(f"{measure}: {key} must be a positive number, got {value!r}")

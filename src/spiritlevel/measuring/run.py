@@ -1,0 +1,267 @@
+"""One call: a trained network, its data and its loss in, every measure asked for out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import math
+import operator
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from spiritlevel._version import __version__
+from spiritlevel.curvature.statistics import GROUPS
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measuring.evidence import Evidence
+from spiritlevel.measuring.memory import compute_within_memory
+from spiritlevel.measuring.needs import Needs
+from spiritlevel.measuring.progress import Reporter, expected_passes, reporting
+from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.registry import resolve_measures
+from spiritlevel.measuring.report import Report
+from spiritlevel.measuring.sampling import random_subset, with_sampling_error
+from spiritlevel.measuring.value import Cost, Value
+from spiritlevel.problem.batches import Data
+from spiritlevel.problem.checks import check_tolerance, check_whole_number, refuse_nonfinite_loss
+from spiritlevel.problem.losses import Loss, resolve_loss
+from spiritlevel.problem.problem import Problem, read_data
+from spiritlevel.problem.ranks import current_ranks
+
+# Unix has it, Windows does not.
+resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
+
+
+def measure(
+    model: nn.Module,
+    data: Any,
+    loss: str | Callable[..., Any] | Loss = "cross_entropy",
+    *,
+    measures: str | Iterable[str | Measure] | None = None,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+    progress: bool | Callable[[str, float], None] = False,
+    parameters: list[str] | None = None,
+    dtype: torch.dtype | None = None,
+    fix_data: bool = False,
+    most_probes: int = 64,
+    samples: int | None = None,
+    distributed: bool = True,
+) -> Report:
+    """Every measure asked for, of the minimum that `model` sits in.
+
+    Ctrl-C ends it early with what is finished so far; a note of the report names what is missing.
+
+    Args:
+        model: A trained module. It comes back bit for bit as it was.
+        data: `(x, y)`, a loader, a dataset, or a re-iterable of batches.
+        loss: "cross_entropy", "mse", "normalized_cross_entropy", a callable `(outputs, targets) -> mean`, or
+            `(model, batch) -> (mean, count)`.
+        measures: Names or configured measures; the default set where None, "all" for every one.
+        tolerance: Relative accuracy asked of anything that is not exact.
+        seed: For everything random; no global random state is touched.
+        progress: True for a progress bar on standard error, or a function of (what, passes so far).
+        parameters: Names or patterns of the parameters to measure; all trainable ones by default.
+        dtype: Measure in this precision instead of the model's own.
+        fix_data: Keep the first pass over a loader that shuffles or augments, and use it for all.
+        most_probes: The most random probes for a block that is not exact, at least 8.
+        samples: Measure on so many samples, chosen at random, and add the error of that choice to every bar.
+        distributed: Inside an initialized torch.distributed group, divide the data among its processes; every process
+            must make the same call with the same model and all of the data. False: measure in this process alone.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> x, y = torch.eye(2), torch.zeros(2, 1)
+    >>> print(measure(model, (x, y), "mse", measures=["hessian_trace"])["hessian_trace"])  # H = 2·(1/2)·I
+    2
+    """
+    plan = _Plan(
+        resolve_measures(measures),
+        resolve_loss(loss),
+        check_tolerance(tolerance),
+        check_whole_number("seed", seed),
+        check_whole_number("most_probes", most_probes, at_least=GROUPS),
+        distributed,
+    )
+    with reporting(progress) as reporter, current_ranks(distributed).together():
+        if samples is None:
+            given = read_data(model, data, fix_data=fix_data)
+            return _in_range(functools.partial(_problem, model, given, plan, parameters), dtype, plan, reporter)
+        return _on_a_subset(
+            model, read_data(model, data, fix_data=fix_data), samples, parameters, dtype, plan, reporter
+        )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is asked of a problem."""
+
+    measures: list[Measure]
+    loss: Loss
+    tolerance: float
+    seed: int
+    most_probes: int
+    distributed: bool
+
+
+def _problem(
+    model: nn.Module, data: Data, plan: _Plan, parameters: list[str] | None, dtype: torch.dtype | None
+) -> Problem:
+    return Problem(model, plan.loss, data, parameters=parameters, dtype=dtype, distributed=plan.distributed)
+
+
+def _in_range(
+    build: Callable[[torch.dtype | None], Problem], dtype: torch.dtype | None, plan: _Plan, reporter: Reporter
+) -> Report:
+    """The report on a problem, in double precision where the numbers leave the range of single precision."""
+    problem = build(dtype)
+    try:
+        return _measured(problem, plan, reporter)
+    except (ArithmeticError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+        if dtype is not None or problem.dtype != torch.float32:
+            raise SpiritLevelError(
+                f"the measures leave the range of {str(problem.dtype).removeprefix('torch.')} ({error}): scale the data or the "
+                "weights" + (", or pass dtype=torch.float64" if problem.dtype == torch.float32 else "")
+            ) from error
+    report = _measured(build(torch.float64), plan, reporter)
+    note = "measured in double precision: the numbers leave the range of single precision"
+    return replace(report, notes=(*report.notes, note))
+
+
+def _check_range(value: Value) -> None:
+    """Every number that is not marked as what it is must be finite; a volume may be infinite and says so."""
+    if value.method != "not available" and not value.notes and not math.isfinite(value.value + value.error):
+        raise OverflowError(f"{value.name} is {value.value} ± {value.error}")
+
+
+def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
+    """Every measure of the plan; after Ctrl-C those that were finished."""
+    started, memory = time.perf_counter(), _peak_memory()
+    needs = functools.reduce(operator.or_, (each.needs(each) for each in plan.measures), Needs())
+    evidence = Evidence(problem, needs, tolerance=plan.tolerance, seed=plan.seed, most_probes=plan.most_probes)
+    reporter.expect(functools.partial(expected_passes, evidence))
+    problem.work.on_change.append(reporter.update)
+    values: dict[str, Value] = {}
+    interrupted: tuple[str, ...] = ()
+    try:
+        with problem.undisturbed():
+            for each in plan.measures:
+                reporter.stage(each.name)
+                try:
+                    value = compute_within_memory(each, evidence)
+                    _check_range(value)
+                    values[_free_label(each, values)] = _within(value, plan.tolerance)
+                except KeyboardInterrupt:
+                    if not values or problem.ranks.size > 1:
+                        raise
+                    left = ", ".join(other.name for other in plan.measures[len(values) :])
+                    interrupted = (f"interrupted: {left} {'was' if ',' not in left else 'were'} not finished",)
+                    break
+            loss_value = evidence.loss if not interrupted else evidence.known_loss()
+    except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        refuse_nonfinite_loss(problem)  # says where, if that is why
+        raise
+    finally:
+        problem.work.on_change.remove(reporter.update)
+    if not interrupted and not math.isfinite(loss_value):
+        refuse_nonfinite_loss(problem)
+    cost = Cost(
+        problem.work.passes,
+        problem.work.products,
+        problem.work.gradients,
+        time.perf_counter() - started,
+        max(0, _peak_memory() - memory),
+    )
+    notes = (*interrupted, *_notes(evidence))
+    return Report(values, loss_value, cost, _described(evidence, plan.tolerance, plan.seed), _environment(), notes)
+
+
+def _on_a_subset(
+    model: nn.Module,
+    data: Data,
+    samples: int,
+    parameters: list[str] | None,
+    dtype: torch.dtype | None,
+    plan: _Plan,
+    reporter: Reporter,
+) -> Report:
+    """The measures on a random subset, with bars that say how far the same measures on all data may lie.
+
+    The sampling error comes from random groups: the subset's own parts are measured one by one, which costs about as much
+    as measuring it whole, and the spread of their values is carried over to the size of the subset.
+    """
+    divide = not plan.loss.whole_batch and data.first.targets is not None
+    subset, groups, share = random_subset(data, samples, divide, plan.seed)
+
+    whole = _in_range(functools.partial(_problem, model, subset, plan, parameters), dtype, plan, reporter)
+    if not groups:
+        return replace(whole, notes=(*whole.notes, f"samples={samples} covers all {data.samples} samples"))
+    parts: list[Report] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for index, group in enumerate(groups):
+            reporter.within(f"sampling error, part {index + 1} of {len(groups)}: ")
+            parts.append(_in_range(functools.partial(_problem, model, group, plan, parameters), dtype, plan, reporter))
+    return with_sampling_error(whole, parts, len(groups), share, data.samples)
+
+
+def _within(value: Value, tolerance: float) -> Value:
+    """Converged only if the error is within the tolerance: rounding may leave more than what was asked for."""
+    if not value.converged or value.exact or value.error <= tolerance * abs(value.value) * (1 + 1e-9):
+        return value
+    return replace(value, converged=False)
+
+
+def _free_label(each: Measure, taken: dict[str, Value]) -> str:
+    """The measure's name; with its options where the same measure was asked for twice."""
+    if each.name not in taken:
+        return each.name
+    options = ", ".join(f"{key}={value}" for key, value in each.options.items())
+    label = f"{each.name}({options})" if options else each.name
+    return label if label not in taken else f"{label} #{sum(name.startswith(label) for name in taken) + 1}"
+
+
+def _described(evidence: Evidence, tolerance: float, seed: int) -> dict[str, Any]:
+    problem = evidence.problem
+    anatomy = evidence.gathered.anatomy
+    return {
+        "model": type(problem.model).__name__,
+        "loss_function": problem.loss_function.name,
+        "samples": problem.samples,
+        "parameters": sum(tensor.numel() for tensor in problem.parameters.values()),
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "device": str(problem.device),
+        "layers": [] if anatomy is None else list(anatomy.layers),
+        "estimated_layers": {} if anatomy is None else {n: r for n, r in anatomy.bent.items() if n in anatomy.layers},
+        "tolerance": tolerance,
+        "seed": seed,
+    }
+
+
+def _notes(evidence: Evidence) -> tuple[str, ...]:
+    products = evidence.gathered.products
+    return (*evidence.problem.notes, *(products.notes if products is not None else ()))
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "spiritlevel": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _peak_memory() -> int:
+    """The process's peak resident memory in bytes; 0 where the system does not tell."""
+    if resource is None:
+        return 0
+    peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,312 @@
+"""Layers, found by what a network does with its parameters while it runs, never by a module's class or name.
+
+A `TorchFunctionMode` sees every operation with its operands. A parameter that serves as the matrix or kernel of a
+linear map of activations is a layer; functional code, transposed storage and weights used twice are no exceptions.
+"""
+
+from __future__ import annotations
+
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from spiritlevel.network.operations import COMPOSITE, CONVOLUTIONS, SYNONYMS, TRANSPOSED
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight as a matrix: rows are output neurons, columns input neurons, however the tensor is stored.
+
+    Attributes:
+        name: The weight's parameter name.
+        groups: Independent blocks of a grouped convolution; 1 otherwise.
+        transposed: Stored with inputs first (`x @ W`, transposed convolution, embedding).
+    """
+
+    name: str
+    groups: int = 1
+    transposed: bool = False
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """A tensor of the weight's shape as (groups, rows a group, columns a group, kernel positions)."""
+        kernel = tensor.shape[2:].numel()  # not −1: a layer of width zero has no entries to tell it from
+        blocks = tensor.reshape(self.groups, tensor.shape[0] // self.groups, tensor.shape[1], kernel)
+        return blocks.transpose(1, 2) if self.transposed else blocks
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """One use of a parameter as the matrix of a linear map, as a call that was intercepted.
+
+    kind: "dense", "convolution", "transposed convolution" or "lookup".
+    inputs, weight, bias: The activation φ (indices for a lookup), the matrix as stored, the bias if any.
+    rebuild: Calls the same function with another φ.
+    apply: (φ, matrix as stored) → z without the bias.
+    settings: Stride, padding, dilation of a convolution; the index of a lookup whose row is held fixed.
+    """
+
+    layer: Layer
+    kind: str
+    inputs: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    rebuild: Callable[[Tensor], Any]
+    apply: Callable[[Tensor, Tensor], Tensor]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def function_name(function: Function) -> str:
+    """`add` for torch.add, Tensor.add_, Tensor.__iadd__ alike; the attribute's name for a property."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if name == "__get__":
+        return str(getattr(getattr(function, "__self__", None), "__name__", ""))
+    name = name.strip("_").partition(".")[0]  # an exported program calls `linear.default`
+    return SYNONYMS.get(name, name)
+
+
+def as_written(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
+    """The call as a network would write it: an exported program passes the arguments of some operations in another order."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return function, args, kwargs
+    name = function_name(function)
+    if name == "embedding":
+        weight, indices, padding, by_frequency, sparse = bound_arguments(
+            ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse"), args, kwargs
+        )
+        padding = None if padding is None or padding < 0 else padding
+        return (
+            torch.nn.functional.embedding,
+            (indices, weight, padding, None, 2.0, bool(by_frequency), bool(sparse)),
+            {},
+        )
+    if name in ("batch_norm", "instance_norm"):
+        x, weight, bias, mean, variance, *rest = args
+        written = getattr(torch.nn.functional, name)
+        return written, (x, mean, variance, weight, bias, *rest[:3]), kwargs
+    return function, args, kwargs
+
+
+class ParameterMode(TorchFunctionMode, ABC):
+    """Knows which tensors are parameters (or their transposes) while a network runs.
+
+    `path` is the sequence of operations that ran: it tells a network that takes another branch for other samples.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._names: dict[int, tuple[str, bool]] = {id(tensor): (name, False) for name, tensor in parameters.items()}
+        self._alive: list[Any] = list(parameters.values())  # an id is only good while its tensor lives
+        self.path: list[str] = []
+
+    def name_of(self, tensor: Any) -> str | None:
+        """The parameter this tensor is; None for activations, constants and transposes."""
+        name, flipped = self._names.get(id(tensor), (None, False))
+        return None if flipped else name
+
+    def __torch_function__(
+        self, function: Function, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        function, args, kwargs = as_written(function, args, kwargs or {})
+        name = function_name(function)
+        self.path.append(name)
+        if name in COMPOSITE:
+            with self:
+                return _opened(function)(*args, **kwargs)
+        if _transposes(name, args, kwargs) and id(args[0]) in self._names and args[0].dim() == 2:
+            result = function(*args, **kwargs)
+            parameter, flipped = self._names[id(args[0])]
+            self._alive.append(result)
+            self._names[id(result)] = (parameter, not flipped)
+            return result
+        linear = self._linear_map(name, function, args, kwargs)
+        if linear is not None:
+            self.path.append(linear.layer.name)
+            return self.on_linear(linear, args, kwargs)
+        return self.on_other(name, function, args, kwargs)
+
+    @abstractmethod
+    def on_linear(self, linear: LinearMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A parameter met its activation."""
+
+    @abstractmethod
+    def on_other(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Anything else that happened to a tensor."""
+
+    def _linear_map(
+        self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LinearMap | None:
+        if name == "linear":
+            return self._dense(function, args, kwargs)
+        if name in CONVOLUTIONS or name in TRANSPOSED:
+            return self._convolution(name, function, args, kwargs)
+        if name == "embedding":
+            return self._lookup(function, args, kwargs)
+        if name == "matmul" and len(args) == 2 and not kwargs:
+            return self._product(function, args)
+        if name == "addmm" and len(args) == 3 and not kwargs:
+            return self._biased_product(function, args)
+        if name == "tensordot" and bound_arguments(("a", "b", "dims"), args, kwargs)[2] == 1:
+            return self._product(torch.matmul, tuple(bound_arguments(("a", "b"), args, kwargs)))
+        if name == "einsum" and _is_dense(args):
+            return self._contraction(args)
+        return None
+
+    def _matrix(self, tensor: Any) -> tuple[str, bool] | None:
+        found = self._names.get(id(tensor))
+        return found if found is not None and tensor.dim() == 2 else None
+
+    def _dense(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LinearMap | None:
+        inputs, weight, bias = bound_arguments(("input", "weight", "bias"), args, kwargs)
+        found = self._matrix(weight)
+        if found is None:
+            return None
+        layer = Layer(found[0], transposed=found[1])
+        return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(phi, weight, bias), _dense(layer))
+
+    def _product(self, function: Function, args: tuple[Any, ...]) -> LinearMap | None:
+        """x @ W: the stored matrix has the inputs first, unless a transpose was multiplied."""
+        inputs, weight = args
+        found = self._matrix(weight)
+        if found is None or self._matrix(inputs) is not None or inputs.dim() < 2:
+            return None
+        layer = Layer(found[0], transposed=not found[1])
+        return LinearMap(layer, "dense", inputs, weight, None, lambda phi: function(phi, weight), _dense(layer))
+
+    def _contraction(self, args: tuple[Any, ...]) -> LinearMap | None:
+        """einsum("…i,io->…o", x, W) and einsum("…i,oi->…o", x, W)."""
+        equation, inputs, weight = args
+        found = self._matrix(weight)
+        if found is None or self._matrix(inputs) is not None:
+            return None
+        inputs_first = _matrix_indices(equation)[0] == _terms(equation)[0][-1]
+        layer = Layer(found[0], transposed=inputs_first != found[1])
+        return LinearMap(
+            layer, "dense", inputs, weight, None, lambda phi: torch.einsum(equation, phi, weight), _dense(layer)
+        )
+
+    def _biased_product(self, function: Function, args: tuple[Any, ...]) -> LinearMap | None:
+        bias, inputs, weight = args
+        found = self._matrix(weight)
+        if found is None or self._matrix(inputs) is not None:
+            return None
+        layer = Layer(found[0], transposed=not found[1])
+        return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(bias, phi, weight), _dense(layer))
+
+    def _convolution(
+        self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LinearMap | None:
+        transposed = name in TRANSPOSED
+        names = ("input", "weight", "bias", "stride", "padding", *_ORDER[transposed])
+        inputs, weight, bias, *rest = bound_arguments(names, args, kwargs)
+        parameter = self.name_of(weight)
+        dims = weight.dim() - 2
+        if parameter is None or inputs.dim() != dims + 2:
+            return None
+        settings = {key: value for key, value in zip(names[3:], rest, strict=True) if value is not None}
+        groups = int(settings.pop("groups", 1))
+        sizes = {key: value if isinstance(value, str) else repeated(value, dims) for key, value in settings.items()}
+        kind = "transposed convolution" if transposed else "convolution"
+        layer = Layer(parameter, groups=groups, transposed=transposed)
+        return LinearMap(
+            layer,
+            kind,
+            inputs,
+            weight,
+            bias,
+            lambda phi: function(phi, weight, bias, groups=groups, **settings),
+            lambda phi, matrix: function(phi, matrix, None, groups=groups, **settings),
+            sizes,
+        )
+
+    def _lookup(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LinearMap | None:
+        names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+        indices, weight, padding, max_norm, *_ = bound_arguments(names, args, kwargs)
+        parameter = self.name_of(weight)
+        if parameter is None or max_norm is not None:
+            return None
+        layer = Layer(parameter, transposed=True)
+        # A dense gradient, whatever the module asked for: sparse ones have no second derivative.
+        return LinearMap(
+            layer,
+            "lookup",
+            indices,
+            weight,
+            None,
+            lambda phi: function(phi, weight, padding),
+            lambda phi, matrix: function(phi, _without_row(matrix, padding), padding),
+            {} if padding is None else {"padding": int(padding) % weight.shape[0]},
+        )
+
+
+def _dense(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:
+    return torch.matmul if layer.transposed else torch.nn.functional.linear
+
+
+_ORDER = {False: ("dilation", "groups"), True: ("output_padding", "groups", "dilation")}
+
+
+def bound_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
+
+
+def repeated(value: Any, dims: int) -> tuple[int, ...]:
+    """A setting for each of the dimensions, given once or for each."""
+    return (
+        (int(value),) * dims if isinstance(value, int) else tuple(int(entry) for entry in value) * (dims // len(value))
+    )
+
+
+def _without_row(matrix: Tensor, row: int | None) -> Tensor:
+    """The row of an embedding's padding is held fixed: a perturbation does not reach it."""
+    return matrix if row is None else matrix.index_fill(0, torch.tensor([row], device=matrix.device), 0)
+
+
+def _terms(equation: str) -> list[str]:
+    """The subscripts of operands and result of an einsum."""
+    return equation.replace(" ", "").replace("...", ".").replace("->", ",").split(",")
+
+
+def _matrix_indices(equation: str) -> str:
+    return _terms(equation)[1]
+
+
+def _is_dense(args: tuple[Any, ...]) -> bool:
+    """Whether an einsum is one matrix applied to the last dimension of the other operand, which comes first."""
+    if len(args) != 3 or not isinstance(args[0], str) or "->" not in args[0] or args[0].count(",") != 1:
+        return False
+    inputs, matrix, result = _terms(args[0])
+    if len(matrix) != 2 or len(inputs) < 2 or len(result) != len(inputs) or inputs[:-1] != result[:-1]:
+        return False
+    return set(matrix) == {inputs[-1], result[-1]} and not set(matrix) & set(inputs[:-1])
+
+
+def _transposes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this operation swaps the two dimensions of a matrix."""
+    if name == "permute":
+        dims = args[1:] if len(args) != 2 or isinstance(args[1], int) else args[1]
+        return [d % 2 for d in (kwargs.get("dims") or dims)] == [1, 0]
+    return name in ("t", "T", "mT", "transpose")
+
+
+def _opened(function: Any) -> Function:
+    """The same Python function, whose own dispatch is switched off, so that the mode sees the calls inside it."""
+    quiet = {**function.__globals__, "has_torch_function": lambda _: False}
+    opened = types.FunctionType(
+        function.__code__,
+        quiet,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    opened.__kwdefaults__ = function.__kwdefaults__
+    return opened

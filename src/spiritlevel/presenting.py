@@ -1,0 +1,44 @@
+"""How a result is shown, found without the result knowing it: what is above registers its views here.
+
+`spiritlevel/__init__.py` says which module shows which kind of result. That module is imported when one is first shown,
+and registers its functions. So `print(report)` works, and nothing that computes names anything that draws.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+_MODULES: dict[type, str] = {}
+_VIEWS: dict[tuple[type, str], Callable[..., Any]] = {}
+
+
+def shown_by(kind: type, module: str) -> None:
+    """`module` registers the views of `kind`; it is imported when one is first shown."""
+    _MODULES[kind] = module
+
+
+def register(kind: type, **views: Callable[..., Any]) -> None:
+    """Functions of a result by what they make of it: `text`, `page`, `fragment`, `section`, `drawing`.
+
+    >>> class Answer: ...
+    >>> shown_by(Answer, "spiritlevel.presenting")
+    >>> register(Answer, text=lambda answer: "42")
+    >>> show(Answer(), "text")
+    '42'
+    """
+    _VIEWS.update({(kind, view): function for view, function in views.items()})
+
+
+def show(result: object, view: str, **options: Any) -> Any:
+    """The result in one of its views."""
+    kind = next((each for each in type(result).__mro__ if each in _MODULES), None)
+    if kind is None:
+        known = ", ".join(each.__name__ for each in _MODULES)
+        raise TypeError(f"a {type(result).__name__} cannot be shown; what can is {known}")
+    importlib.import_module(_MODULES[kind])
+    if (kind, view) not in _VIEWS:
+        known = ", ".join(name for owner, name in _VIEWS if owner is kind)
+        raise TypeError(f"a {kind.__name__} has no view {view!r}; it has {known}")
+    return _VIEWS[kind, view](result, **options)

@@ -1,0 +1,50 @@
+"""What a problem is to those who look at one before it is complete."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.problem.batches import Batch, Data
+from spiritlevel.problem.losses import Loss
+
+Parameters = dict[str, Tensor]
+
+
+class Checked(Protocol):
+    """What checks use of a problem."""
+
+    buffers_change: bool
+    data: Data
+    device: Any
+    dtype: torch.dtype
+    fixed: Parameters
+    inputs_change: bool
+    loss_function: Loss
+    model: nn.Module
+    module: nn.Module
+    notes: list[str]
+    parameters: Parameters
+    ranks: Any
+    work: Any
+
+    def callers_parameters(self) -> Parameters: ...
+    def chunk_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor: ...
+    def chunk_outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any: ...
+    def chunks(self, size: int | None = None) -> Iterator[tuple[Batch, float]]: ...
+    def few_samples(self, count: int) -> Batch: ...
+    def first_chunk(self) -> Batch: ...
+    @contextlib.contextmanager
+    def in_precision(self, dtype: torch.dtype) -> Iterator[Callable[[Batch], Batch]]: ...
+    def leaves(self, parameters: Mapping[str, Tensor] | None = None) -> Parameters: ...
+    def outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any: ...
+    def slopes(self, outputs: Tensor, batch: Batch) -> Tensor: ...
+    def spread_samples(self, count: int) -> list[Batch]: ...
+    def undisturbed(self) -> contextlib.AbstractContextManager[None]: ...
+    @property
+    def whole(self) -> bool: ...
+    def whole_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, float]: ...

@@ -1,0 +1,197 @@
+"""Is the gradient that autograd gives the slope of the loss? One comparison with differences of losses, in double precision.
+
+It is not behind gradient reversal, a straight-through estimator or a hook that changes gradients, nor where a parameter
+reaches the loss by a way that autograd does not record. The Hessian of such a "gradient" belongs to no function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.contract import Checked
+
+# Samples that take part, spread over the data.
+SAMPLES = 8
+# A gradient is refused only if it disagrees at so many random points, at each of them with every step. Among many ReLUs one
+# may have its kink within a step, and where the loss is all but zero a short step drowns in rounding.
+TRIALS = 3
+
+
+@dataclass(frozen=True)
+class _Precision:
+    """Steps relative to the parameters, the agreement asked for, and a step so short that it shows rounding only."""
+
+    dtype: torch.dtype
+    steps: tuple[float, ...]
+    tolerance: float
+    tiny: float
+
+
+DOUBLE = _Precision(torch.float64, (1e-5, 1e-4, 1e-3, 1e-6), 1e-3, 1e-11)
+SINGLE = _Precision(torch.float32, (3e-3, 1e-2, 1e-3), 0.1, 1e-6)
+
+
+def check_derivatives(problem: Checked) -> None:
+    """Refuse where autograd's gradient is not the slope of the loss."""
+    batch = problem.first_chunk() if problem.whole else problem.spread_samples(SAMPLES)[0][: 2 * SAMPLES]
+    with problem.undisturbed():
+        try:
+            with problem.in_precision(torch.float64) as double:
+                _check(problem, double(batch), DOUBLE)
+        except RuntimeError as error:
+            if "dtype" not in str(error) and "type" not in str(error):
+                raise
+            _check(problem, batch, SINGLE)  # the network insists on its own precision
+
+
+@dataclass
+class _Trial:
+    """A random point near the parameters, the gradient there, and a direction in every parameter tensor."""
+
+    problem: Checked
+    batch: Batch
+    precision: _Precision
+    point: dict[str, Tensor]
+    gradient: dict[str, Tensor]
+    directions: dict[str, Tensor]
+
+    def loss(self, names: Sequence[str], step: float) -> float:
+        moved = {name: self.point[name] + step * self.directions[name] for name in names}
+        with torch.no_grad():
+            return float(self.problem.chunk_loss({**self.point, **moved}, self.batch))
+
+    def turned(self, generator: torch.Generator) -> _Trial:
+        """The same with every direction longer or shorter, forwards or backwards: what cancels in one sum does not in another."""
+        factors = torch.rand(len(self.directions), 2, generator=generator).tolist()
+        drawn = {
+            name: direction * ((0.5 + length) * (1 if side < 0.5 else -1))
+            for (name, direction), (length, side) in zip(self.directions.items(), factors, strict=True)
+        }
+        return replace(self, directions=drawn)
+
+    def slope(self, names: Sequence[str]) -> float:
+        return sum(self._share(name) for name in names)
+
+    def size(self, names: Sequence[str]) -> float:
+        return math.hypot(*map(self._share, names))
+
+    def _share(self, name: str) -> float:
+        return float((self.gradient[name] * self.directions[name]).sum())
+
+    def disagreement(self, names: Sequence[str]) -> tuple[float, float] | None:
+        """Autograd's slope and the loss's, along the sum of these directions; None where some step lets them agree.
+
+        A step whose difference may be rounding says nothing; where all are such, there is nothing to disagree with.
+        """
+        slope, size, found = self.slope(names), self.size(list(self.point)), None
+        rounding = self._rounding(names, slope)
+        for step in self.precision.steps:
+            difference = (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
+            noise = 4 * rounding / step
+            if not noise < 0.1 * max(size, abs(difference)):
+                continue
+            if not abs(difference - slope) > self.precision.tolerance * size + noise:  # NaN is for others to refuse
+                return None
+            found = difference
+        return None if found is None else (slope, found)
+
+    def _rounding(self, names: Sequence[str], slope: float) -> float:
+        """What rounding does to the loss: seen in steps that change nothing else, and known from the loss's usual size.
+
+        A loss of nearly zero is a difference of larger numbers. How large, the loss without the network's knowledge says.
+        """
+        still, tiny = self.loss(names, 0.0), self.precision.tiny
+        seen = max(abs(self.loss(names, h) - still - h * slope) for h in (tiny, -tiny, 2 * tiny))
+        others = [self._elsewhere(factor) for factor in (0.0, -1.0)]
+        usual = max((abs(value) for value in (still, *others) if math.isfinite(value)), default=0.0)
+        return max(seen, 64 * torch.finfo(self.precision.dtype).eps * usual)
+
+    def _elsewhere(self, factor: float) -> float:
+        with torch.no_grad():
+            return float(self.problem.chunk_loss({name: factor * v for name, v in self.point.items()}, self.batch))
+
+
+def _trial(problem: Checked, batch: Batch, precision: _Precision, generator: torch.Generator) -> _Trial:
+    """The directions follow the gradient, so that entries it holds fixed (the row of an embedding's padding) stay where
+    they are; where a whole tensor has none, any direction will do."""
+    values = {name: value.to(precision.dtype) for name, value in problem.parameters.items()}
+    sizes = {name: float(value.square().mean().sqrt()) if value.numel() else 0.0 for name, value in values.items()}
+    smallest = min((size for size in sizes.values() if size > 0), default=1.0)
+
+    def random(name: str) -> Tensor:
+        drawn = torch.randn(values[name].shape, generator=generator, dtype=precision.dtype)
+        return drawn.to(values[name].device) * (sizes[name] or smallest)
+
+    point = {name: value + 1e-3 * random(name) for name, value in values.items()}
+    leaves = problem.leaves(point)
+    with torch.enable_grad():
+        loss = problem.chunk_loss(leaves, batch)
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if loss.requires_grad else ()
+    parts = dict(zip(leaves, found, strict=False))
+    gradient = {
+        name: torch.zeros_like(leaf) if parts.get(name) is None else parts[name].detach().to(precision.dtype)
+        for name, leaf in leaves.items()
+    }
+    directions = {name: _along(gradient[name], random(name)) for name in leaves}
+    return _Trial(problem, batch, precision, point, gradient, directions)
+
+
+def _along(gradient: Tensor, random: Tensor) -> Tensor:
+    """As long as the random direction, along the gradient; the random one where there is no gradient."""
+    norm = gradient.norm()
+    return gradient * float(random.norm() / norm) if bool(norm > 0) else random
+
+
+def _check(problem: Checked, batch: Batch, precision: _Precision) -> None:
+    generator = torch.Generator().manual_seed(0)
+    wrong: tuple[float, float] | None = None
+    cut: tuple[float, float] | None = None
+    trial = None
+    for _ in range(TRIALS):
+        trial = _trial(problem, batch, precision, generator)
+        felt = [name for name, part in trial.gradient.items() if bool(part.any())]
+        unfelt = [name for name in trial.gradient if name not in felt]
+        turns = [trial.turned(generator) for _ in range(2)]
+        wrong = next(filter(None, (turn.disagreement(felt) for turn in turns)), None) if felt else None
+        cut = trial.disagreement(unfelt) if unfelt else None
+        if wrong is None and cut is None:
+            return
+    assert trial is not None
+    if cut is not None:
+        _refuse_cut(trial)
+    _refuse_wrong(trial, wrong or (0.0, 0.0))
+
+
+def _refuse_cut(trial: _Trial) -> None:
+    name = next(iter(_alone(trial, felt=False)), "the parameters")
+    raise SpiritLevelError(
+        f"the loss depends on {name}, but autograd records no way from there to the loss, so that every derivative would be "
+        "zero. Likely cause: torch.no_grad() or inference_mode() around the network, or detach(), .data, item() or float() "
+        "on the way. Let autograd record it, or freeze what should not count with requires_grad_(False)"
+    )
+
+
+def _refuse_wrong(trial: _Trial, together: tuple[float, float]) -> None:
+    name, (slope, found) = next(iter(_alone(trial, felt=True).items()), ("all parameters", together))
+    raise SpiritLevelError(
+        f"the gradient of this network is not that of its loss: along a direction in {name} autograd gives a slope of "
+        f"{slope:.4g}, and the loss has {found:.4g}. Likely cause: gradient reversal, a straight-through estimator or a hook "
+        "that changes gradients, or detach() on one of several ways to the loss. There is no function of which such "
+        "derivatives are the curvature: take it out for measuring"
+    )
+
+
+def _alone(trial: _Trial, *, felt: bool) -> dict[str, tuple[float, float]]:
+    """The first parameter, of a hundred, that disagrees on its own; among those with a gradient or among those without."""
+    for name in [name for name, part in trial.gradient.items() if bool(part.any()) == felt][:100]:
+        found = trial.disagreement([name])
+        if found is not None:
+            return {repr(name): found}
+    return {}

@@ -1,0 +1,165 @@
+"""What is checked of a loss before anything is measured: a mean over samples, a function of the outputs alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.network.rewrites import with_plain_derivatives
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.contract import Checked
+from spiritlevel.problem.replica import remembered, watching
+
+
+def check_loss(problem: Checked, outputs: Any, batch: Batch) -> None:
+    loss, targets = problem.loss_function, batch.targets
+    if loss.check is not None:
+        loss.check(outputs, targets, 0)
+        _check_all_targets(problem, outputs)
+    if loss.check_outputs is not None:
+        loss.check_outputs(outputs, 0)
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_() if isinstance(outputs, Tensor) else None
+        value = _loss_of_outputs(problem, outputs if leaf is None else leaf, targets)
+    check_scalar(value)
+    if leaf is not None and not value.requires_grad:
+        raise SpiritLevelError(
+            f"the loss {loss.name!r} does not depend on the outputs: it returned a constant, or left torch on the way "
+            "(detach, item, numpy)"
+        )
+    if leaf is not None:
+        _settle_second_derivative(problem, leaf, targets)
+    _check_other_ways(problem, batch)
+    value = value.detach()
+    half = (len(batch) + 1) // 2
+    if loss.check is None and half < len(batch):
+        parts = [problem.chunk_loss(problem.parameters, part) for part in (batch[:half], batch[half:])]
+        mean = (half * parts[0] + (len(batch) - half) * parts[1]) / len(batch)
+        if not torch.allclose(mean, value, rtol=1e-3, atol=1e-6 * float(value.abs() + 1)):
+            raise SpiritLevelError(
+                f"the loss {loss.name!r} is not a mean over samples: {float(value):.6g} on {len(batch)} samples, but "
+                f"its two halves average to {float(mean):.6g}. Return the mean over the batch (not the sum), or pass "
+                "a loss of the form (model, batch) -> (mean, count), which is weighted by its own count"
+            )
+
+
+def _loss_of_outputs(problem: Checked, outputs: Any, targets: Any) -> Any:
+    """The loss, which must see the parameters through the outputs only."""
+    with watching({**problem.callers_parameters(), **_left_by_a_pass(problem)}) as read:
+        try:
+            value = problem.loss_function.mean(outputs, targets)
+        except AttributeError as error:
+            raise SpiritLevelError(
+                f"the loss {problem.loss_function.name!r} cannot be computed: {error}. What a forward pass leaves in attributes "
+                "of the model is found in the model that a loss of the form (model, batch) -> (mean, count) is given"
+            ) from error
+    if read:
+        _refuse_other_ways(problem, min(read))
+    return value
+
+
+def _left_by_a_pass(problem: Checked) -> dict[str, Tensor]:
+    """Tensors in plain attributes of the caller's modules that are others where the network has run."""
+    ran = remembered(problem.module)
+    return {name: tensor for name, tensor in remembered(problem.model).items() if ran.get(name) is not tensor}
+
+
+def _check_other_ways(problem: Checked, batch: Batch) -> None:
+    """Refuse a loss that something else of this pass than the outputs leads to, such as a layer's result that a hook kept."""
+    leaves = problem.leaves()
+    with torch.enable_grad():
+        outputs = problem.outputs(leaves, batch)
+        if not isinstance(outputs, Tensor):
+            return  # nothing is split at such outputs: all derivatives are taken through the whole pass
+        value = problem.loss_function.mean(outputs.detach(), batch.targets)
+        if isinstance(value, Tensor) and value.requires_grad:
+            found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+            felt = [name for name, part in zip(leaves, found, strict=True) if part is not None]
+            if felt:
+                _refuse_other_ways(problem, felt[0])
+
+
+def _refuse_other_ways(problem: Checked, name: str) -> None:
+    raise SpiritLevelError(
+        f"the loss {problem.loss_function.name!r} reads the model's own {name!r} past the outputs, as weight decay does, so "
+        "the curvature that comes from there would be left out: pass a loss of the form (model, batch) -> (mean, count) "
+        "that reads everything from the model it is given"
+    )
+
+
+def _settle_second_derivative(problem: Checked, leaf: Tensor, targets: Any) -> None:
+    """Some losses of torch have no second derivative; they are written with operations that have one."""
+    loss = problem.loss_function
+    plain = dataclasses.replace(loss, mean=with_plain_derivatives(loss.mean))
+    for candidate in (loss, plain):
+        try:
+            with torch.enable_grad():
+                (slope,) = torch.autograd.grad(candidate.mean(leaf, targets), leaf, create_graph=True)
+                if slope.requires_grad:
+                    torch.autograd.grad(slope.sum(), leaf, allow_unused=True)
+        except RuntimeError as error:
+            failure = error
+            continue
+        problem.loss_function = candidate
+        return
+    raise SpiritLevelError(
+        f"the loss {loss.name!r} has no second derivative in torch ({str(failure).splitlines()[0]}): write it with plain "
+        "operations, or pass a loss of the form (model, batch) -> (mean, count), which differences of gradients can measure"
+    ) from failure
+
+
+def check_mean(problem: Checked, batch: Batch, outputs: Any) -> None:
+    """A loss that is given as a function must be a mean over samples from all over the data, with every label in them.
+
+    It is looked at for outputs that belong to other samples, too: what all fit well has no loss to weigh.
+    """
+    loss = problem.loss_function
+    targets = batch.targets
+    if loss.check is not None or not isinstance(outputs, Tensor) or not outputs.dim() or len(outputs) != len(batch):
+        return
+    assert targets is not None
+    tolerance = 1e-4 if outputs.dtype == torch.float32 else 1e-8
+    generator = torch.Generator().manual_seed(0)
+    for shift in range(4):
+        order = torch.randperm(len(batch), generator=generator).to(outputs.device)
+        parts = [part for part in order.tensor_split(2) if len(part)]
+        moved = outputs.roll(shift, 0)
+        whole = float(_loss_of_outputs(problem, moved, targets))
+        counts = [float(loss.count(targets[part])) for part in parts]
+        values = [float(loss.mean(moved[part], targets[part])) for part in parts]
+        mean = sum(map(operator.mul, counts, values)) / sum(counts)
+        if abs(mean - whole) > tolerance * max(map(abs, (*values, whole))):
+            raise SpiritLevelError(
+                f"the loss {loss.name!r} is not a mean over samples: {whole:.6g} on {len(batch)} samples from all over the data, "
+                f"but two halves of them average to {mean:.6g}. With class weights or labels that do not count, pass "
+                "torch.nn.CrossEntropyLoss or NLLLoss itself; else return the mean over the batch, or pass a loss of the form "
+                "(model, batch) -> (mean, count), which is weighted by its own count"
+            )
+
+
+def _check_all_targets(problem: Checked, outputs: Any) -> None:
+    """Labels are checked against the number of outputs on all the data, before any work is done."""
+    check, first = problem.loss_function.check, 0
+    if check is None or not isinstance(outputs, Tensor):
+        return
+    for batch in problem.data:
+        if batch.targets is not None:
+            check(outputs[:1].expand(len(batch), *outputs.shape[1:]), batch.targets.to(outputs.device), first)
+            first += len(batch)
+
+
+def check_scalar(value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise SpiritLevelError(f"the loss must return a tensor, got {type(value).__name__}")
+    if value.dim() != 0:
+        raise SpiritLevelError(
+            f"loss returned a tensor of shape {tuple(value.shape)}; `measure` needs the mean over the batch: "
+            "return `loss.mean()`"
+        )
+    if not bool(torch.isfinite(value)):
+        raise SpiritLevelError(f"the loss is {float(value)} on the first batch")

@@ -1,0 +1,410 @@
+"""Losses: their mean over a batch, the weight of a batch, and the factors of their Hessian at the outputs.
+
+A loss enters the exact statistics through ∇²ℓ at the outputs, written as Σ_k sign_k s_k s_kᵀ for every sample. The
+columns s_k are what is pulled back through the network.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.network.accurate import log_softmax
+from spiritlevel.network.rewrites import PlainDerivatives
+
+# The label of a position that does not count, as torch and many libraries write it.
+IGNORED = -100
+
+
+class OutputFactor(ABC):
+    """A factor of ∇²ℓ_n at the outputs of each sample: ∇²ℓ_n = Σ_k sign_k s_k s_kᵀ."""
+
+    @property
+    @abstractmethod
+    def num_columns(self) -> int:
+        """How many columns every sample has."""
+
+    @abstractmethod
+    def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Every column as a cotangent of the outputs, with its sign for each sample."""
+
+    @abstractmethod
+    def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Random columns Sε with ε = ±1, whose expected outer product is the positive, then the negative part."""
+
+
+@dataclass(frozen=True)
+class BlockFactor(OutputFactor):
+    """A factor kept as arrays: Σ over blocks d and columns r of signs·b bᵀ.
+
+    The Hessian of most losses falls into blocks (one position of a segmentation, one output of a regression), so
+    `blocks` keeps them apart: (N, D blocks, C entries a block, R columns a block). `signs` is (N, D, R) of ±1, or
+    None where all are +1. `restore` gives an (N, D, C) tensor the shape of the outputs.
+    """
+
+    blocks: Tensor
+    signs: Tensor | None
+    restore: Callable[[Tensor], Tensor]
+
+    @property
+    def num_columns(self) -> int:
+        return self.blocks.shape[1] * self.blocks.shape[3]
+
+    def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        for d in range(self.blocks.shape[1]):
+            for r in range(self.blocks.shape[3]):
+                vector = torch.zeros_like(self.blocks[..., 0])
+                vector[:, d] = self.blocks[:, d, :, r]
+                yield self.restore(vector), None if self.signs is None else self.signs[:, d, r]
+
+    def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
+        shape = self.blocks.shape[0], self.blocks.shape[1], self.blocks.shape[3]
+        signs = torch.randint(0, 2, shape, generator=generator).to(self.blocks) * 2 - 1
+        if self.signs is None:
+            yield self._combine(signs), None
+            return
+        for sign in (1.0, -1.0):
+            part = (self.signs == sign).to(signs)
+            if bool(part.any()):
+                yield self._combine(signs * part), torch.full_like(signs[:, 0, 0], sign)
+
+    def _combine(self, weights: Tensor) -> Tensor:
+        return self.restore(torch.einsum("ndcr,ndr->ndc", self.blocks, weights))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as the engine uses it.
+
+    Attributes:
+        name: What the report calls it.
+        mean: `(outputs, targets) -> mean loss over the batch`, or `(model, batch) -> (mean, count)` if `whole_batch`.
+        whole_batch: The loss calls the model itself; it does not split into outputs and ∇²ℓ.
+        curvature: `(outputs, targets) -> OutputFactor` where the loss has one in closed form.
+        check: `(outputs, targets, first)` raises for targets that do not fit, naming the sample; `first` is its number.
+        check_outputs: `(outputs, first)` raises for outputs on which the loss is not defined.
+        count: The weight of a batch in the mean over all data.
+        given: What the caller passed as the loss, where that was a callable.
+    """
+
+    name: str
+    mean: Callable[[Any, Any], Any]
+    whole_batch: bool = False
+    curvature: Callable[[Tensor, Tensor], OutputFactor] | None = None
+    check: Callable[[Any, Any, int], None] | None = None
+    check_outputs: Callable[[Tensor, int], None] | None = None
+    count: Callable[[Any], int] = len
+    given: Callable[..., Any] | None = None
+
+
+def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
+    """The `Loss` that a name or a callable stands for."""
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        if loss not in BUILT_IN:
+            near = difflib.get_close_matches(loss, BUILT_IN, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise SpiritLevelError(f"unknown loss {loss!r}{hint} Known: {', '.join(BUILT_IN)}, or pass a callable.")
+        return BUILT_IN[loss]
+    if not callable(loss):
+        raise SpiritLevelError(f"loss must be a name or a callable, got {type(loss).__name__}")
+    named = loss.func if isinstance(loss, functools.partial) else loss
+    name = getattr(named, "__name__", type(named).__name__)
+    if _takes_the_model(loss):
+        return Loss(name=name, mean=recording(loss), whole_batch=True, given=loss)
+    return Loss(name=name, mean=loss, given=loss)
+
+
+def recording(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The same loss where gradients are switched off: one that differentiates the network by its inputs needs them."""
+
+    @functools.wraps(loss)
+    def mean(model: Any, batch: Any) -> Any:
+        if torch.is_grad_enabled():
+            return loss(model, batch)
+        with torch.enable_grad():
+            return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, loss(model, batch))
+
+    return mean
+
+
+def in_double(loss: Loss) -> Loss:
+    """The same loss with its derivatives at the outputs in double precision, which costs nothing: outputs are few.
+
+    A loss that brings tensors of its own in single precision is left in the precision of the outputs.
+    """
+    return loss if isinstance(loss.mean, _InDouble) else replace(loss, mean=_InDouble(loss.mean))
+
+
+class _InDouble:
+    """`(outputs, targets) -> mean` computed in float64, with losses whose derivatives keep their digits."""
+
+    def __init__(self, mean: Callable[[Any, Any], Any]) -> None:
+        self._mean = mean
+        self._fits = True
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        with PlainDerivatives():
+            if not self._fits:
+                return self._mean(outputs, targets)
+            try:
+                return self._mean(_doubled(outputs), _doubled(targets))
+            except (RuntimeError, TypeError):
+                value = self._mean(outputs, targets)  # an error that is not about the precision comes again
+                self._fits = False
+                return value
+
+
+def _doubled(values: Any) -> Any:
+    def double(leaf: Any) -> Any:
+        fits = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.device.type != "mps"  # has no float64
+        return leaf.double() if fits else leaf
+
+    return tree_map(double, values)
+
+
+def _takes_the_model(loss: Callable[..., Any]) -> bool:
+    """A callable whose first argument is called `model` is of the form (model, batch) -> (mean, count)."""
+    try:
+        parameters = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):
+        return False
+    return bool(parameters) and parameters[0] == "model"
+
+
+def output_factor(loss: Loss, outputs: Tensor, targets: Tensor) -> OutputFactor:
+    """The factor of ∇²ℓ at `outputs`: in closed form where the loss has one, else by C×C eigendecompositions."""
+    outputs = outputs.detach()
+    if loss.curvature is not None:
+        return loss.curvature(outputs, targets)
+    eigenvalues, eigenvectors = torch.linalg.eigh(output_hessians(loss, outputs, targets))  # (N, C), (N, C, C)
+    keep = eigenvalues.abs().amax(0) > 0
+    keep[-1] |= not bool(keep.any())  # a loss that is linear in the outputs has one column of zeros
+    blocks = (eigenvectors * eigenvalues.abs().sqrt().unsqueeze(1))[..., keep].unsqueeze(1).to(outputs.dtype)
+    signs = torch.where(eigenvalues < 0, -1.0, 1.0)[:, keep].unsqueeze(1).to(outputs.dtype)
+    return BlockFactor(blocks, signs, lambda vector: vector.reshape(outputs.shape))
+
+
+def output_hessians(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """∇²ℓ_n for every sample, (N, C, C) with C all outputs of a sample, in float64 through second derivatives.
+
+    ℓ_n is N times the n-th term of the mean, so that the mean over samples of ∇²ℓ_n belongs to the mean loss.
+    """
+    count = len(outputs)
+    with torch.enable_grad():
+        leaf = outputs.to(torch.float64).requires_grad_()
+        total = loss.mean(leaf, _floating_as(targets, torch.float64)) * count
+        gradient = _gradient(total, leaf).reshape(count, -1)
+        rows = [_gradient(gradient[:, c].sum(), leaf, keep=True) for c in range(gradient.shape[1])]
+    hessians = torch.stack([row.reshape(count, -1) for row in rows], dim=1).detach()
+    return (hessians + hessians.mT) / 2
+
+
+def _gradient(scalar: Tensor, leaf: Tensor, keep: bool = False) -> Tensor:
+    if not scalar.requires_grad:
+        return torch.zeros_like(leaf)
+    (gradient,) = torch.autograd.grad(scalar, leaf, create_graph=not keep, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(leaf) if gradient is None else gradient
+
+
+def _floating_as(targets: Tensor, dtype: torch.dtype) -> Tensor:
+    return targets.to(dtype) if targets.is_floating_point() else targets
+
+
+def logits_of(outputs: Any) -> Any:
+    """The outputs a built-in loss compares with targets: many models return them as the entry `logits` of a record."""
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else outputs
+
+
+# --- cross entropy ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SoftmaxFactor(OutputFactor):
+    """diag(p) − ppᵀ as C−1 columns for every position, made one at a time: C² numbers a sample are never there.
+
+    S = diag(√p) − p√pᵀ has C columns, but S√p = 0. With m the likeliest class, a Householder reflection Q that maps √p
+    to −e_m leaves S Sᵀ = (SQ)(SQ)ᵀ and makes column m vanish, so one pull-back in C is saved. The entries of the others
+    are √p_i Q_ik with Q = 1 − u uᵀ/(1 + √p_m), u = √p + e_m. Column k is of the size of √p_k and nothing cancels in it,
+    so that columns of samples of which the network is certain are as accurate as all others.
+
+    root: √p, (N, D positions, C). scale: (N, D), what every column is multiplied by. restore: As in `BlockFactor`.
+    """
+
+    root: Tensor
+    scale: Tensor
+    restore: Callable[[Tensor], Tensor]
+
+    @property
+    def num_columns(self) -> int:
+        return self.root.shape[1] * max(1, self.root.shape[2] - 1)
+
+    def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        swapped = _last_with_largest(self.root)
+        root = self.root.gather(2, swapped)
+        u = root.clone()
+        u[..., -1] += 1
+        reflected = -root * u / (1 + root[..., -1:]) * self.scale.unsqueeze(2)
+        for d in range(root.shape[1]):
+            for k in range(max(1, root.shape[2] - 1)):
+                vector = torch.zeros_like(root)
+                if root.shape[2] > 1:  # one class has no curvature
+                    torch.mul(reflected[:, d], u[:, d, k : k + 1], out=vector[:, d])
+                    vector[:, d, k] += root[:, d, k] * self.scale[:, d]
+                yield self.restore(vector.gather(2, swapped)), None
+
+    def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
+        signs = torch.randint(0, 2, self.root.shape, generator=generator).to(self.root) * 2 - 1
+        overlap = (self.root * signs).sum(2, keepdim=True)
+        yield self.restore(self.root * (signs - self.root * overlap) * self.scale.unsqueeze(2)), None
+
+
+def _last_with_largest(array: Tensor) -> Tensor:
+    """Indices along the last dimension that swap the last entry with the largest; applied twice, they do nothing."""
+    last = array.shape[2] - 1
+    largest = array.argmax(2, keepdim=True)
+    swapped = torch.arange(last + 1, device=array.device).expand(array.shape).contiguous()
+    swapped[..., -1:] = largest
+    return swapped.scatter_(2, largest, last)
+
+
+def _softmax_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
+    doubled = _doubled(outputs)
+    f = doubled.flatten(2).mT if outputs.dim() > 2 else doubled.unsqueeze(1)  # (N, D, C)
+    root = (log_softmax(f, 2) / 2).exp().to(outputs.dtype)
+    scale = root.new_full(root.shape[:2], root.shape[1] ** -0.5)
+    if targets.is_floating_point():  # −Σ_c y_c log p_c has the Hessian (Σ_c y_c)(diag(p) − ppᵀ)
+        scale = scale * targets.sum(1).reshape(root.shape[:2]).sqrt()
+    return SoftmaxFactor(root, scale, lambda vector: vector.mT.reshape(outputs.shape).contiguous())
+
+
+def _check_labels(outputs: Any, targets: Any, first: int) -> None:
+    _check_tensor(outputs, "cross_entropy")
+    if outputs.dim() < 2:
+        raise SpiritLevelError(
+            f"cross entropy needs outputs of shape (samples, classes, …), got {tuple(outputs.shape)}: return the logits, one "
+            "row a sample"
+        )
+    if targets.is_floating_point():
+        if targets.shape != outputs.shape:
+            raise SpiritLevelError(
+                f"cross entropy needs integer labels of shape {_label_shape(outputs)} or class probabilities of shape "
+                f"{tuple(outputs.shape)}; got {targets.dtype} of shape {tuple(targets.shape)}: use y.long()"
+            )
+        if bool((targets < 0).any()):
+            sample = int((targets < 0).nonzero()[0][0])
+            raise SpiritLevelError(
+                f"the class probabilities of sample {first + sample} are negative: {targets[sample].tolist()}"
+            )
+        return
+    if targets.dtype not in (torch.int64, torch.uint8):
+        raise SpiritLevelError(f"cross entropy needs labels of dtype int64, got {targets.dtype}: use y.long()")
+    if tuple(targets.shape) != _label_shape(outputs):
+        raise SpiritLevelError(
+            f"cross entropy needs labels of shape {_label_shape(outputs)} for outputs of shape {tuple(outputs.shape)}, "
+            f"got {tuple(targets.shape)}{_classes_last(outputs, targets)}"
+        )
+    wrong = (targets < 0) | (targets >= outputs.shape[1])
+    if bool(wrong.any()):
+        index = tuple(int(i) for i in wrong.nonzero()[0])
+        if int(targets[index]) == IGNORED and outputs.dim() > 2:
+            raise SpiritLevelError(
+                f"label {IGNORED} of sample {first + index[0]} leaves out a position, so samples count for different numbers "
+                "of positions: pass a loss of the form (model, batch) -> (mean over the scored positions, how many they are)"
+            )
+        raise SpiritLevelError(
+            f"label {int(targets[index])} of sample {first + index[0]} is out of range: the network has {outputs.shape[1]} "
+            f"outputs, so labels must be 0 to {outputs.shape[1] - 1}"
+        )
+
+
+def _check_tensor(outputs: Any, loss: str) -> None:
+    if not isinstance(outputs, Tensor):
+        function = "mse_loss" if loss == "mse" else "cross_entropy"
+        entry = "outputs['logits']" if isinstance(outputs, Mapping) else "outputs[0]"
+        raise SpiritLevelError(
+            f"the network returns a {type(outputs).__name__}, and {loss} needs one tensor of outputs: pass a loss that says "
+            f"which, for example `lambda outputs, targets: torch.nn.functional.{function}({entry}, targets)`"
+        )
+
+
+def _classes_last(outputs: Tensor, targets: Tensor) -> str:
+    """What to do where the labels would fit if the classes came second instead of last."""
+    if outputs.dim() < 3 or targets.shape != outputs.shape[:-1]:
+        return ""
+    return (
+        ": classes come second, and here they are last. Pass for example "
+        "`lambda outputs, targets: torch.nn.functional.cross_entropy(outputs.movedim(-1, 1), targets)`"
+    )
+
+
+def _label_shape(outputs: Tensor) -> tuple[int, ...]:
+    return (outputs.shape[0], *outputs.shape[2:])
+
+
+# --- squared error ---------------------------------------------------------------------------------------------
+
+
+def _squared_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
+    """∇² of the mean over C outputs of (f−y)² is (2/C)·I: every output a block of its own."""
+    size = outputs[0].numel()
+    blocks = outputs.new_full((len(outputs), size, 1, 1), (2 / size) ** 0.5)
+    return BlockFactor(blocks, None, lambda vector: vector.reshape(outputs.shape))
+
+
+def _check_regression(outputs: Any, targets: Any, first: int) -> None:
+    _check_tensor(outputs, "mse")
+    if outputs.shape != targets.shape:
+        raise SpiritLevelError(
+            f"mse needs targets of the outputs' shape {tuple(outputs.shape)}, got {tuple(targets.shape)}: broadcasting would compare "
+            "every output with every target; use y.reshape(…) or y.unsqueeze(1)"
+        )
+
+
+# --- tsuzuku2019 (20) ------------------------------------------------------------------------------------------
+
+
+def _normalized_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of f/std(f), std over the classes with 1/K: blind to the scale and shift of the outputs."""
+    return F.cross_entropy(outputs / outputs.std(1, correction=0, keepdim=True), targets)
+
+
+def _check_spread(outputs: Tensor, first: int) -> None:
+    spread = outputs.detach().std(1, correction=0)
+    if bool((spread == 0).any()):
+        sample = int((spread == 0).nonzero()[0][0])
+        raise SpiritLevelError(
+            f"all outputs of sample {first + sample} are equal, so normalized_cross_entropy (which divides by their standard "
+            "deviation) is not defined there: leave the sample out or use cross_entropy"
+        )
+
+
+BUILT_IN: dict[str, Loss] = {
+    "cross_entropy": Loss(
+        "cross_entropy", F.cross_entropy, curvature=_softmax_factor, check=_check_labels, count=Tensor.numel
+    ),
+    "mse": Loss("mse", F.mse_loss, curvature=_squared_factor, check=_check_regression, count=Tensor.numel),
+    "normalized_cross_entropy": Loss(
+        "normalized_cross_entropy",
+        _normalized_cross_entropy,
+        check=_check_labels,
+        check_outputs=_check_spread,
+        count=Tensor.numel,
+    ),
+}
+
+
+LossLike = str | Callable[..., Any] | Loss

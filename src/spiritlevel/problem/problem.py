@@ -1,0 +1,494 @@
+"""The problem: a trained network, its loss and its data as a pure function of a dictionary of parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.network.rewrites import PlainDerivatives
+from spiritlevel.problem import checks
+from spiritlevel.problem.batches import Batch, Data, normal
+from spiritlevel.problem.contract import Parameters
+from spiritlevel.problem.derivatives import check_derivatives
+from spiritlevel.problem.losses import Loss, in_double, logits_of, recording, resolve_loss
+from spiritlevel.problem.quiet import undisturbed
+from spiritlevel.problem.ranks import current_ranks
+from spiritlevel.problem.replica import Slots, replica, unwrapped
+from spiritlevel.problem.survey import Survey, survey
+from spiritlevel.problem.weighted import weighted_by
+
+# Activations of one chunk: large enough to keep matrix products efficient, small enough for the caches.
+CHUNK_BYTES = 32 << 20
+LARGEST_CHUNK = 1024
+# Matrices with entries of this size, or as small, are measured in double precision.
+EXTREME = 1e5
+
+
+@dataclass
+class Work:
+    """What has been spent on a problem so far, in units of one pass over all its data."""
+
+    passes: float = 0.0
+    products: float = 0.0
+    gradients: float = 0.0
+    on_change: list[Callable[[Work], None]] = field(default_factory=list)
+
+    def add(self, *, passes: float = 0.0, products: float = 0.0, gradients: float = 0.0) -> None:
+        self.passes += passes
+        self.products += products
+        self.gradients += gradients
+        for listener in self.on_change:
+            listener(self)
+
+
+class Problem:
+    """L(θ) = mean over the samples of ℓ(f_θ(x), y), for any θ, with the caller's model left as it is.
+
+    A stand-in of the same structure runs in eval mode on copies of the measured parameters; nothing is written into the
+    model, and the random state comes back bit for bit. Parameters with `requires_grad=False` are left out; tied ones count once.
+
+    Args:
+        model: Any module.
+        loss: A name, a callable `(outputs, targets) -> mean`, or `(model, batch) -> (mean, count)`.
+        data: A pair `(x, y)`, a loader, a dataset or a re-iterable of batches.
+        parameters: Names or patterns (`"features.*"`) of the parameters to measure; all trainable ones by default.
+        dtype: Measure in this precision instead of the model's own.
+        fix_data: Keep the first pass over a loader that shuffles or augments, and use it for all.
+        distributed: In an initialized torch.distributed group, read this process's part of the data only and sum over
+            all processes; each of them must do the same.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> x, y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2, 1)
+    >>> problem = Problem(model, "mse", (x, y))
+    >>> problem.loss({"weight": torch.tensor([[1.0, 1.0]])})  # (3² + 7²) / 2
+    29.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str | Callable[..., Any] | Loss,
+        data: Any,
+        *,
+        parameters: Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
+        fix_data: bool = False,
+        distributed: bool = False,
+    ) -> None:
+        self.notes: list[str] = []
+        model = unwrapped(model, self.notes)
+        self.work = Work()
+        self.model = model
+        self.loss_function = resolve_loss(loss)
+        self.data = read_data(model, data, fix_data=fix_data)
+        if self.data.first.targets is None and not self.loss_function.whole_batch:
+            self.loss_function = _for_dict_batches(self.loss_function)
+        with undisturbed(model):  # a loader draws a seed at every pass
+            self.loss_function = weighted_by(self.loss_function, self.data)
+        if not self.loss_function.whole_batch:
+            self.loss_function = in_double(self.loss_function)
+        checks.check_arguments(model, parameters, dtype)
+        self._cast_inputs = dtype is not None
+        with torch.inference_mode(False):  # tensors made inside it cannot record gradients
+            self.parameters, self.fixed = self._collect(parameters, dtype)
+        self._run_in(replica(model) or model)
+        reference = next(iter(self.parameters.values()))
+        self.dtype, self.device = reference.dtype, reference.device
+        self.ranks = current_ranks(distributed)
+        self.buffers_change = self.inputs_change = self._derivatives_checked = False
+        self.chunk_size = 1
+        self._plain: contextlib.AbstractContextManager[Any] = PlainDerivatives()
+        self._settle()
+        self.samples = self.data.samples
+        self.total_count = sum(self._counts) if not self.whole else self.ranks.total(sum(self._counts))
+
+    def _run_in(self, module: nn.Module) -> None:
+        """Compute in this module: a stand-in for the caller's, or the caller's own where that cannot stand in."""
+        self.module, self._slots = module, Slots(module)
+
+    def _settle(self) -> None:
+        """Check and choose what must be known before work starts, in the caller's own module if a helper object or a
+        global name leads past the stand-in to it. What leads past that one too can only be refused."""
+        notes = list(self.notes)
+        try:
+            self._checked()
+        except checks.ReachesPastTheStandIn:
+            self._run_in(self.model)
+            self.notes[:] = notes
+            try:
+                self._checked()
+            except checks.ReachesPastTheStandIn as past:
+                raise SpiritLevelError(
+                    f"the network reads your model's {str(past)!r} past the module it belongs to (through a tensor that was "
+                    "taken out of it), so it cannot be computed with other weights: read it from the module in forward, or "
+                    "in a loss of the form (model, batch) from the model that is passed in"
+                ) from None
+
+    def _checked(self) -> None:
+        with self.undisturbed():
+            checks.check_model(self)
+            self._settle_rewrites()
+            self.chunk_size = self._choose_chunk_size()
+            checks.check_gradient(self)
+            if self.ranks.size > 1:
+                self._check_ranks()
+            self._counts = self._batch_counts()
+
+    def callers_parameters(self) -> Parameters:
+        """The caller's own tensors behind those that are measured."""
+        named = dict(self.model.named_parameters())
+        return {name: named[name] for name in self.parameters}
+
+    # --- the function --------------------------------------------------------------------------------------------
+
+    def loss(self, parameters: Mapping[str, Tensor] | None = None) -> float:
+        """L(θ), streamed over the data."""
+        total = 0.0
+        with self.undisturbed(), torch.no_grad():
+            for chunk, weight in self.chunks():
+                total += weight * float(self.chunk_loss(parameters or self.parameters, chunk))
+        self.work.add(passes=1)
+        return self.ranks.total(total)
+
+    def gradient(self, parameters: Mapping[str, Tensor] | None = None) -> tuple[float, Parameters]:
+        """L(θ) and ∇L(θ), streamed over the data."""
+        self.check_derivatives()
+        leaves = self.leaves(parameters)
+        sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+        total = 0.0
+        with self.undisturbed(), torch.enable_grad():
+            for chunk, weight in self.chunks():
+                value = self.chunk_loss(leaves, chunk)
+                total += weight * float(value.detach())
+                for name, part in zip(leaves, gradients_of(value, list(leaves.values())), strict=True):
+                    sums[name].add_(part, alpha=weight)
+        self.work.add(passes=1, gradients=1)
+        self.ranks.sum_(list(sums.values()))
+        return self.ranks.total(total), sums
+
+    def outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
+        """What the network computes from the inputs of a batch."""
+        if self.whole:
+            raise SpiritLevelError("this problem's loss calls the model itself; there are no outputs to look at")
+        if self.inputs_change:
+            batch = batch.map(Tensor.clone)
+        args, kwargs = _arguments(batch.inputs)
+        with self._plain:
+            outputs = self._slots.call(self._tensors(parameters), lambda: self.module(*args, **kwargs))
+        outputs = normal(outputs) if isinstance(outputs, Tensor) else outputs
+        return outputs if self.loss_function.check is None else logits_of(outputs)
+
+    def chunk_outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
+        """The outputs, or the loss where that calls the model itself: whatever runs the network once."""
+        return self.outputs(parameters, batch) if not self.whole else self.chunk_loss(parameters, batch)
+
+    def chunk_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """The mean loss over one chunk, differentiable in `parameters`."""
+        if self.whole:
+            return self.whole_loss(parameters, batch)[0]
+        value: Tensor = self.loss_function.mean(self.outputs(parameters, batch), batch.targets)
+        return value
+
+    def chunks(self, size: int | None = None) -> Iterator[tuple[Batch, float]]:
+        """One pass over this process's data: chunks on the model's device, each with its weight in the mean over all."""
+        for index, chunk in enumerate(self._own(size or self.chunk_size)):
+            count = self._count(chunk) if not self.whole else self._counts[index]
+            yield self._placed(chunk), count / self.total_count
+
+    def weight_of(self, batch: Batch) -> float:
+        """The weight of a batch in the mean over all data."""
+        count = self._count(batch) if not self.whole else self.whole_loss(self.parameters, batch)[1]
+        return count / self.total_count
+
+    def _own(self, size: int) -> Iterator[Batch]:
+        """The chunks of this process's part of the data."""
+        return self.data.chunks(size, divide=not self.whole, part=(self.ranks.rank, self.ranks.size))
+
+    def parameters_like(self) -> Tensor:
+        """A tensor of the measurement's precision and device, to convert others with `.to`."""
+        return next(iter(self.parameters.values()))
+
+    def part_chunk_size(self) -> int:
+        """Small enough that a tenth of the data is a chunk, large enough to keep matrix products efficient."""
+        return max(1, min(self.chunk_size, max(64, -(-self.samples // 10))))
+
+    def first_chunk(self) -> Batch:
+        """The first batch of the data, on the model's device."""
+        return self._placed(self.data.first)
+
+    def few_samples(self, count: int) -> Batch:
+        """A batch of exactly `count` samples, repeated where there are fewer; the first batch as it is if whole."""
+        first = self.first_chunk()
+        if self.whole:
+            return first
+        return first[torch.arange(count, device=self.device) % min(len(first), count)]
+
+    def telling_samples(self, count: int) -> Batch:
+        """A batch of exactly `count` samples, those whose losses slope the most; the batch with the largest loss if whole.
+
+        The first samples may be blank or of one class, and where the loss does not slope there is nothing to check.
+        Repeated where there are fewer.
+        """
+        samples = self.survey.heavy.batch
+        assert samples is not None
+        if self.whole:
+            return samples
+        return samples[torch.arange(count, device=self.device) % min(len(samples), count)]
+
+    @functools.cached_property
+    def survey(self) -> Survey:
+        """What one pass over all of the data shows: what runs, and which samples matter."""
+        return survey(self)
+
+    def slopes(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """∂ℓ_n/∂f_n for every sample of a batch."""
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.loss_function.mean(leaf, batch.targets), leaf)
+        return slope * len(batch)
+
+    def spread_samples(self, count: int) -> list[Batch]:
+        """About `count` samples spread over all data and one of every further label, in as few batches as shapes allow."""
+        return [self._placed(batch) for batch in self.data.spread(count)]
+
+    def check_derivatives(self) -> None:
+        """Refuse, once, where the gradient is not that of the loss. Whatever differentiates asks for this first."""
+        if not self._derivatives_checked:
+            check_derivatives(self)
+            self._derivatives_checked = True
+
+    @contextlib.contextmanager
+    def in_precision(self, dtype: torch.dtype) -> Iterator[Callable[[Batch], Batch]]:
+        """All tensors of the model in this precision inside; yields the function that makes a batch fit."""
+        kept = self.parameters, self.fixed, self.dtype
+        self.parameters, self.fixed = (
+            {name: _as_precision(tensor, dtype) for name, tensor in tensors.items()} for tensors in kept[:2]
+        )
+        self.dtype = dtype
+        try:
+            yield lambda batch: batch.map(lambda leaf: _as_precision(leaf, dtype))
+        finally:
+            self.parameters, self.fixed, self.dtype = kept
+
+    def leaves(self, parameters: Mapping[str, Tensor] | None = None) -> Parameters:
+        """Handles on the parameters that record gradients; the data behind them is shared, `.grad` is not."""
+        return {name: tensor.detach().requires_grad_() for name, tensor in (parameters or self.parameters).items()}
+
+    @property
+    def whole(self) -> bool:
+        """Whether the loss calls the model itself, batch by batch."""
+        return self.loss_function.whole_batch
+
+    def undisturbed(self) -> contextlib.AbstractContextManager[None]:
+        """Eval mode inside; the caller's mode and random state back on the way out, whatever happens."""
+        return undisturbed(self.module)
+
+    # --- collecting ----------------------------------------------------------------------------------------------
+
+    def _collect(self, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> tuple[Parameters, Parameters]:
+        """The parameters to measure, and every other tensor the model needs, in the precision of the measurement.
+
+        The former and buffers are copies, so that a network that writes into them writes into nothing of the caller's.
+        """
+        named = dict(self.model.named_parameters())
+        chosen = _matching(named, patterns) if patterns is not None else set(named)
+        if not any(named[name].requires_grad for name in chosen):
+            raise SpiritLevelError(
+                "every parameter is frozen (requires_grad=False), so there is nothing to measure: "
+                "call requires_grad_(True) on those that should count"
+            )
+        tensors = {**named, **dict(self.model.named_buffers())}
+        for name, tensor in tensors.items():
+            checks.check_kind(name, tensor)
+        precision = dtype or self._within_range(self._precision(tensors.values()), named.values())
+        moved = {name: _as_precision(tensor.detach(), precision) for name, tensor in tensors.items()}
+        for name, tensor in moved.items():
+            checks.check_finite(name, tensor, masks=name not in named)
+        free = {name: _own(moved[name], named[name]) for name in named if name in chosen and named[name].requires_grad}
+        buffers = {name: moved[name].clone() for name in dict(self.model.named_buffers())}
+        frozen = {name: normal(moved[name]) for name in named if name not in free}
+        return free, {**frozen, **buffers}
+
+    def _precision(self, tensors: Any) -> torch.dtype:
+        """The widest precision the model uses, at least single: half precision cannot carry second derivatives."""
+        precision = torch.float32
+        for tensor in tensors:
+            if tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16):
+                note = f"parameters in {str(tensor.dtype).removeprefix('torch.')} were upcast to float32 for measuring"
+                self._cast_inputs = True
+                if note not in self.notes:
+                    self.notes.append(note)
+            elif tensor.is_floating_point() and tensor.requires_grad:
+                precision = torch.promote_types(precision, tensor.dtype)
+        return precision
+
+    def _within_range(self, precision: torch.dtype, tensors: Iterable[Tensor]) -> torch.dtype:
+        """Double precision for matrices so large or small that squares of what they are multiplied with leave the range.
+
+        A network and its rescaled twin have the same outputs, but the twin's gradients may be 1e20 or 1e-20.
+        """
+        sizes = [float(tensor.detach().double().square().mean().sqrt()) for tensor in tensors if tensor.dim() > 1]
+        extreme = [size for size in sizes if size > 0 and not 1 / EXTREME < size < EXTREME]
+        if precision != torch.float32 or not extreme:
+            return precision
+        self.notes.append(
+            f"measured in double precision: a weight has entries of about {extreme[0]:.1g}, and curvature, which goes with "
+            "their square, would leave the range of single precision"
+        )
+        self._cast_inputs = True
+        return torch.float64
+
+    def _tensors(self, parameters: Mapping[str, Tensor]) -> Parameters:
+        fixed = self.fixed
+        if self.buffers_change:
+            fixed = {name: tensor.clone() for name, tensor in fixed.items()}
+        return {**fixed, **parameters}
+
+    def _placed(self, batch: Batch) -> Batch:
+        def place(leaf: Tensor) -> Tensor:
+            leaf = leaf.to(self.device, non_blocking=True)
+            return leaf.to(self.dtype) if self._cast_inputs and leaf.is_floating_point() else leaf
+
+        return batch.map(place)
+
+    # --- one batch -----------------------------------------------------------------------------------------------
+
+    def _settle_rewrites(self) -> None:
+        """Say what was rewritten; where nothing was, the network runs without looking for it from now on."""
+        assert isinstance(self._plain, PlainDerivatives)
+        if self._plain.used:
+            names = ", ".join(sorted(self._plain.used))
+            self.notes.append(f"rewritten with plain operations, whose second derivative is right: {names}")
+        if not self._plain.needed:
+            self._plain = contextlib.nullcontext()
+
+    def whole_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, float]:
+        content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
+        with self._plain:
+            result = self._slots.call(self._tensors(parameters), lambda: self.loss_function.mean(self.module, content))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise SpiritLevelError(
+                f"a loss of the form (model, batch) must return (mean loss, count), got {type(result).__name__}: return "
+                "for example `out.loss, len(batch['input_ids'])`"
+            )
+        return result[0], float(result[1])
+
+    def _count(self, batch: Batch) -> float:
+        return float(self.loss_function.count(batch.targets))
+
+    def _batch_counts(self) -> list[float]:
+        """The weight of every batch; a loss that calls the model says it itself, once."""
+        if not self.whole:
+            return [self._count(batch) for batch in self.data]
+        with self.undisturbed(), torch.no_grad():
+            return [self.whole_loss(self.parameters, self._placed(batch))[1] for batch in self._own(1)]
+
+    def _check_ranks(self) -> None:
+        """Every process must hold the same weights and see the same data, with something to do for each."""
+        sums = [float(value.double().sum()) for value in self.parameters.values()]
+        self.ranks.check_same("the model's weights", sums)
+        self.ranks.check_same("the data", self.data.fingerprint())
+        pieces = self.data.pieces(divide=not self.whole)
+        if pieces < self.ranks.size:
+            what = "batches" if self.whole else "samples"
+            raise SpiritLevelError(f"{pieces} {what} cannot be divided among {self.ranks.size} processes: use fewer")
+
+    def _choose_chunk_size(self) -> int:
+        """As many samples as keep one chunk's activations within `CHUNK_BYTES`."""
+        if self.whole:
+            return self.data.samples
+        batch = self.first_chunk()[:4]
+        with torch.enable_grad(), counting_saved_bytes(self.known_storages()) as saved:
+            kept = self.chunk_loss(self.leaves(), batch)
+        del kept
+        per_sample = max(1, saved.bytes // len(batch))
+        return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // per_sample))
+
+    def known_storages(self) -> set[int]:
+        return {tensor.untyped_storage().data_ptr() for tensor in (*self.parameters.values(), *self.fixed.values())}
+
+
+# --- what the methods above lean on --------------------------------------------------------------------------------
+
+
+def read_data(model: nn.Module, data: Any, *, fix_data: bool = False) -> Data:
+    """The data as a checked stream. A loader draws a seed from the global generator at every pass; that is undone."""
+    if isinstance(data, Data):
+        return data
+    with undisturbed(model):
+        return Data(data, fix=fix_data)
+
+
+def gradients_of(value: Tensor, leaves: list[Tensor], *, create_graph: bool = False) -> list[Tensor]:
+    """∂value/∂leaf for every leaf; zeros where the value does not depend on it."""
+    if not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    parts = torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, parts, strict=True)]
+
+
+@dataclass
+class SavedBytes:
+    """How much autograd keeps for the backward pass."""
+
+    bytes: int = 0
+
+
+@contextlib.contextmanager
+def counting_saved_bytes(known: set[int]) -> Iterator[SavedBytes]:
+    """Count the distinct storages that autograd saves inside, other than those in `known`."""
+    seen, saved = set(known), SavedBytes()
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            saved.bytes += min(storage.nbytes(), tensor.numel() * tensor.element_size())
+        return tensor.detach()  # a node that held its own result would never be freed
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield saved
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def _for_dict_batches(loss: Loss) -> Loss:
+    """A dict batch calls for a loss of the form (model, batch); a built-in one has no targets to compare with."""
+    if loss.curvature is not None or loss.check is not None:
+        raise SpiritLevelError(
+            f"the batches are dicts, and the loss {loss.name!r} needs (inputs, targets) pairs: pass a loss of the form "
+            "(model, batch) -> (mean loss, count), for example "
+            "`def loss(model, batch): return model(**batch).loss, int((batch['labels'] != -100).sum())`"
+        )
+    return Loss(loss.name, recording(loss.mean), whole_batch=True)
+
+
+def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
+    chosen: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found = fnmatch.filter(named, pattern)
+        if not found:
+            raise SpiritLevelError(f"no parameter matches {pattern!r}; the model has {', '.join(list(named)[:8])}, …")
+        chosen.update(found)
+    return chosen
+
+
+def _own(tensor: Tensor, callers: Tensor) -> Tensor:
+    """A copy, unless the change of precision has made one."""
+    return tensor if tensor.dtype != callers.dtype else tensor.clone()
+
+
+def _as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
+    return tensor.to(precision) if tensor.is_floating_point() else tensor

@@ -1,0 +1,205 @@
+"""One forward pass over all of the data before anything is measured: what runs, and which samples matter.
+
+Which operations run may depend on the samples, so every chunk is traced. How much a sample matters is told by the slope of
+its loss at the outputs: where that is zero to all digits, so is the sample's share in almost everything. The heaviest
+samples are what checks are made on, and what is computed once more in another precision to see what rounding does; so are
+those with an activation so near to its kink that rounding decides on which side of it they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spiritlevel.network.layers import Function, Layer
+from spiritlevel.network.tracing import Tracer, traced
+from spiritlevel.problem.batches import Batch, join
+from spiritlevel.problem.contract import Checked
+
+# How many samples are kept as the heaviest, and of those near a kink: a fiftieth of all, within these bounds.
+FEWEST_HEAVY, MOST_HEAVY = 16, 128
+# Operations with a kink at zero, and how near to it counts as on either side, in units of rounding of the layer's values.
+KINKED = frozenset(["relu", "relu6", "leaky_relu", "rrelu", "prelu", "abs"])
+NEAR = 16
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the trace of one chunk of the data showed.
+
+    `shapes` has the shapes of the results of every parameter's uses, in order; `samples` is how many the chunk has.
+    """
+
+    layers: Mapping[str, Layer]
+    bent: Mapping[str, str]
+    mixed: frozenset[str]
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]]
+    samples: int
+    path: int
+
+
+@dataclass(frozen=True)
+class Heavy:
+    """The heaviest samples of the data, the heaviest first, with the mass of each and of all samples of their kind.
+
+    `batch` is None where there are none.
+    """
+
+    batch: Batch | None
+    masses: Tensor
+    total: float
+
+    @property
+    def scale(self) -> float:
+        """What a sum over these samples is multiplied by to stand for all of their kind."""
+        held = float(self.masses.sum())
+        return self.total / held if held > 0 else 1.0
+
+    def groups(self, count: int) -> list[Batch]:
+        """The samples in so many groups, each with heavy and light ones."""
+        if self.batch is None:
+            return []
+        size = len(self.batch)
+        return [self.batch[torch.arange(start, size, count)] for start in range(min(count, size))]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one pass over all of the data showed.
+
+    Attributes:
+        seen: Every chunk that differs from the others in what it ran.
+        heavy: The samples with the steepest losses.
+        near: Those with an activation within rounding of its kink.
+    """
+
+    seen: list[Seen]
+    heavy: Heavy
+    near: Heavy
+
+
+def survey(problem: Checked) -> Survey:
+    """Trace every chunk, weigh every sample; what other processes found included."""
+    seen: dict[Any, Seen] = {}
+    heavy, near = _Kept(problem), _Kept(problem)
+    with problem.undisturbed():
+        for chunk, _ in problem.chunks():
+            tracer = _Surveyor(problem, chunk)
+            outputs = traced(tracer, lambda leaves, chunk=chunk: problem.chunk_outputs(leaves, chunk))  # type: ignore[misc]
+            found = _seen(problem, tracer, len(chunk))
+            seen.setdefault((found.path, found.samples, tuple(sorted(found.shapes.items()))), found)
+            masses = _masses(problem, outputs, chunk)
+            heavy.add(chunk, masses)
+            near.add(chunk, masses, tracer.near)
+    problem.work.add(passes=1)
+    shared = [each for found in problem.ranks.gather(list(seen.values())) for each in found]
+    return Survey(shared, heavy.gathered(), near.gathered())
+
+
+def seen_on(problem: Checked, batch: Batch) -> Seen:
+    """What the trace of one batch shows."""
+    tracer = _Surveyor(problem, batch)
+    traced(tracer, lambda leaves: problem.chunk_outputs(leaves, batch))
+    return _seen(problem, tracer, len(batch))
+
+
+def _seen(problem: Checked, tracer: Tracer, samples: int) -> Seen:
+    found = tracer.trace
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for name, shape in found.calls:
+        shapes.setdefault(name, []).append(shape)
+    return Seen(
+        {name: layer for name, layer in found.layers.items() if name in problem.parameters},
+        dict(found.bent),
+        frozenset(found.mixed),
+        {name: tuple(each) for name, each in shapes.items()},
+        samples,
+        hash(found.path),
+    )
+
+
+class _Surveyor(Tracer):
+    """A trace that also notices which samples have an activation within rounding of its kink."""
+
+    def __init__(self, problem: Checked, batch: Batch) -> None:
+        super().__init__(problem.leaves())
+        self._samples = len(batch)
+        self._close = NEAR * torch.finfo(problem.dtype).eps if problem.dtype == torch.float32 else 0.0
+        self.near = torch.zeros(self._samples, dtype=torch.bool, device=problem.device)
+
+    def on_other(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in KINKED and self._close and args and isinstance(args[0], Tensor):
+            self._look_near_the_kink(args[0].detach())
+        return super().on_other(name, function, args, kwargs)
+
+    def _look_near_the_kink(self, values: Tensor) -> None:
+        if not values.dim() or len(values) != self._samples or not values.numel():
+            return
+        sizes = values.abs()
+        near = (sizes <= self._close * sizes.mean()) & (sizes > 0)  # zero is zero in every precision
+        self.near |= near.flatten(1).any(1) if near.dim() > 1 else near
+
+
+def _masses(problem: Checked, outputs: Any, chunk: Batch) -> Tensor:
+    """How much every sample of a chunk matters; the loss of a batch that stays whole stands for all of them."""
+    if problem.whole:
+        return torch.full((1,), abs(float(outputs)), dtype=torch.float64)
+    if not isinstance(outputs, Tensor) or not outputs.dim() or len(outputs) != len(chunk):
+        return torch.ones(len(chunk), dtype=torch.float64)
+    return problem.slopes(outputs, chunk).flatten(1).abs().sum(1).double().cpu()
+
+
+class _Kept:
+    """The heaviest samples so far."""
+
+    def __init__(self, problem: Checked) -> None:
+        self._problem = problem
+        self._count = max(FEWEST_HEAVY, min(MOST_HEAVY, problem.data.samples // 50))
+        self._batch: Batch | None = None
+        self._masses = torch.zeros(0, dtype=torch.float64)
+        self._total = 0.0
+
+    def add(self, chunk: Batch, masses: Tensor, chosen: Tensor | None = None) -> None:
+        if self._problem.whole:
+            self._total += float(masses.sum())
+            if chosen is None:
+                self._take(chunk, masses)
+            return
+        rows = torch.arange(len(chunk)) if chosen is None else chosen.nonzero().squeeze(1).cpu()
+        masses = masses[rows]
+        self._total += float(masses.sum())
+        order = masses.argsort(descending=True, stable=True)[: self._count]
+        if len(order):
+            self._merge(chunk[rows[order].to(self._problem.device)], masses[order])
+
+    def _merge(self, batch: Batch, masses: Tensor) -> None:
+        together = batch if self._batch is None else join([self._batch, batch])
+        if together is None:  # of another shape: what is heavier stays
+            if float(masses.sum()) > float(self._masses.sum()):
+                self._batch, self._masses = batch, masses
+            return
+        masses = torch.cat([self._masses, masses])
+        order = masses.argsort(descending=True, stable=True)[: self._count]
+        self._batch, self._masses = together[order.to(self._problem.device)], masses[order]
+
+    def gathered(self) -> Heavy:
+        """Those of all processes."""
+        everyone: list[tuple[Batch | None, Tensor, float]] = self._problem.ranks.gather(
+            (self._batch, self._masses, self._total)
+        )
+        self._batch, self._masses, self._total = everyone[0]
+        for batch, masses, total in everyone[1:]:
+            self._total += total
+            if batch is not None:
+                self._take(batch, masses)
+        return Heavy(self._batch, self._masses, self._total)
+
+    def _take(self, batch: Batch, masses: Tensor) -> None:
+        if not self._problem.whole:
+            self._merge(batch, masses)
+        elif self._batch is None or bool(masses > self._masses):
+            self._batch, self._masses = batch, masses

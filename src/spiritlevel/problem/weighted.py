@@ -1,0 +1,108 @@
+"""Cross entropy as torch's own modules and functions define it: classes with weights, labels that do not count.
+
+Their mean over a batch is Σ w ℓ / Σ w, so the mean over all data is no mean of batch means. It is rewritten as a plain mean
+over labels of (count / Σ w) w ℓ, with the sum taken once over all data: then batches may be cut anywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.problem.batches import Data
+from spiritlevel.problem.losses import BUILT_IN, IGNORED, Loss, OutputFactor
+
+FUNCTIONS: dict[Any, Callable[..., Tensor]] = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss}
+OPTIONS = ("weight", "ignore_index", "label_smoothing")
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """What a cross entropy is made of: the function of torch and the options it is called with."""
+
+    function: Callable[..., Tensor]
+    weight: Tensor | None = None
+    ignore_index: int = IGNORED
+    label_smoothing: float = 0.0
+
+    def options(self, outputs: Tensor) -> dict[str, Any]:
+        weight = None if self.weight is None else self.weight.to(outputs)
+        smoothing = {"label_smoothing": self.label_smoothing} if self.function is F.cross_entropy else {}
+        return {"weight": weight, "ignore_index": self.ignore_index, **smoothing}
+
+    def of(self, targets: Tensor) -> Tensor:
+        """The weight of every label: that of its class, zero where it does not count."""
+        counts = targets != self.ignore_index
+        if self.weight is None:
+            return counts.to(torch.float64)
+        _check_range(targets, counts, len(self.weight))
+        weight = self.weight.detach().to(targets.device, torch.float64)
+        return torch.where(counts, weight[targets.where(counts, 0)], 0.0)
+
+    def mean(self, outputs: Tensor, targets: Tensor, scale: float) -> Tensor:
+        total = self.function(outputs, targets, reduction="sum", **self.options(outputs))
+        return total * (scale / targets.numel())
+
+    def curvature(self, outputs: Tensor, targets: Tensor, scale: float) -> OutputFactor:
+        """That of cross entropy with class probabilities: only their sum, here the weight of the label, counts in it."""
+        assert BUILT_IN["cross_entropy"].curvature is not None
+        counts = targets != self.ignore_index
+        weights = self.of(targets)
+        if self.label_smoothing and self.weight is not None:
+            spread = self.weight.detach().to(weights).mean()
+            weights = torch.where(counts, (1 - self.label_smoothing) * weights + self.label_smoothing * spread, 0.0)
+        spread_out = torch.zeros_like(outputs).scatter_(
+            1, targets.where(counts, 0).unsqueeze(1), (scale * weights).to(outputs).unsqueeze(1)
+        )
+        return BUILT_IN["cross_entropy"].curvature(outputs, spread_out)
+
+
+def _check_range(targets: Tensor, counts: Tensor, classes: int) -> None:
+    wrong = counts & ((targets < 0) | (targets >= classes))
+    if bool(wrong.any()):
+        label = int(targets[wrong][0])
+        raise SpiritLevelError(f"label {label} is out of range: the loss has weights for classes 0 to {classes - 1}")
+
+
+def weighting_of(loss: Any) -> Weighting | None:
+    """The weighting of a cross entropy of torch: a module, a function, or a function with options; None for others."""
+    for kind, function in FUNCTIONS.items():
+        if type(loss) is kind and loss.reduction == "mean":
+            return Weighting(function, **{name: getattr(loss, name) for name in OPTIONS if hasattr(loss, name)})
+        if loss is function:
+            return Weighting(function)
+        if isinstance(loss, functools.partial) and loss.func is function and _is_plain_mean(loss):
+            return Weighting(function, **{key: loss.keywords[key] for key in OPTIONS if key in loss.keywords})
+    return None
+
+
+def _is_plain_mean(loss: functools.partial[Any]) -> bool:
+    options = loss.keywords
+    return not loss.args and options.get("reduction", "mean") == "mean" and set(options) <= {*OPTIONS, "reduction"}
+
+
+def weighted_by(loss: Loss, data: Data) -> Loss:
+    """The loss as a plain mean over the labels of this data, if it is a cross entropy of torch; else the loss itself."""
+    weighting = weighting_of(loss.given)
+    if weighting is None:
+        return loss
+    labels, total, alike = 0, 0.0, True
+    for batch in data:
+        if batch.targets is None or batch.targets.is_floating_point():
+            return loss  # class probabilities: torch divides by their number, whatever the weights
+        weights = weighting.of(batch.targets)
+        labels, total = labels + weights.numel(), total + float(weights.sum())
+        alike = alike and bool((weights * labels == total).all())
+    if not total > 0:
+        raise SpiritLevelError(f"no label has a weight in the loss {loss.name!r}, so there is no mean to measure")
+    scale = labels / total
+    curvature = functools.partial(weighting.curvature, scale=scale) if weighting.function is F.cross_entropy else None
+    mean = loss.mean if alike else functools.partial(weighting.mean, scale=scale)
+    return replace(loss, mean=mean, curvature=curvature, count=Tensor.numel)

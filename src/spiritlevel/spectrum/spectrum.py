@@ -1,0 +1,257 @@
+"""The spectrum of a minimum: the density of eigenvalues of the Hessian with error bands, and its two ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.curvature.density import (
+    Extreme,
+    Products,
+    Quadrature,
+    extremes,
+    mean_and_error,
+    moment,
+    quadratures,
+    smoothed,
+)
+from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measuring.value import Cost
+from spiritlevel.problem.checks import check_tolerance, check_whole_number
+from spiritlevel.problem.losses import Loss
+from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.ranks import current_ranks
+from spiritlevel.saved import from_json_ready, json_ready, write_whole
+
+FORMAT = "spiritlevel-spectrum-1"
+OPERATORS = {
+    "hessian": "H",
+    "riemannian": "D H D, D = blockdiag(‖block‖ I)",
+    "nodewise": "|θ| H |θ|",
+}
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The eigenvalues of an operator as random probes see them.
+
+    Attributes:
+        operator: "hessian", "riemannian", "nodewise", or the name of the weight whose block of H it is.
+        size: The number of eigenvalues n.
+        probes: One quadrature for every probe.
+        top, bottom: The largest eigenvalues, falling, and the smallest, rising, each with its residual.
+        loss: L(θ).
+        cost: What it took.
+        notes: What a reader must know.
+    """
+
+    operator: str
+    size: int
+    probes: tuple[Quadrature, ...]
+    top: tuple[Extreme, ...]
+    bottom: tuple[Extreme, ...]
+    loss: float
+    cost: Cost
+    notes: tuple[str, ...] = ()
+
+    def moment(self, order: int) -> tuple[float, float]:
+        """(1/n) Σ_i λ_i^order with its standard error over probes: the trace over n for 1, ‖A‖_F²/n for 2."""
+        mean, error = mean_and_error([torch.tensor(moment(probe, order)) for probe in self.probes])
+        return float(mean), float(error)
+
+    def density(self, points: Tensor, width: float | None = None) -> tuple[Tensor, Tensor]:
+        """The density at `points`, smoothed by a Gaussian of that width, and its standard error over probes."""
+        smooth = self.width if width is None else width
+        return mean_and_error([smoothed(probe, points, smooth) for probe in self.probes])
+
+    def points(self, count: int = 401) -> Tensor:
+        """Evenly spaced points over the whole spectrum, with room for the smoothing: the density integrates to one."""
+        low = min(float(probe.nodes.min()) for probe in self.probes) - 6 * self.width
+        high = max(float(probe.nodes.max()) for probe in self.probes) + 6 * self.width
+        return torch.linspace(low, high, count, dtype=torch.float64)
+
+    @property
+    def width(self) -> float:
+        """The default smoothing: a hundredth of the distance between the ends; of the size where there is none."""
+        nodes = torch.cat([probe.nodes for probe in self.probes])
+        spread, size = float(nodes.max() - nodes.min()), float(nodes.abs().max())
+        return max(spread, 1e-3 * size) / 100 or 1e-300
+
+    def __str__(self) -> str:
+        trace, error = (self.size * part for part in self.moment(1))
+        top = ", ".join(f"{each.value:.5g} (residual {each.residual:.1e})" for each in self.top)
+        bottom = ", ".join(f"{each.value:.5g} (residual {each.residual:.1e})" for each in self.bottom)
+        return (
+            f"{self.size} eigenvalues of {OPERATORS.get(self.operator, f'the block of {self.operator}')}\n"
+            f"trace    {trace:.5g} ± {error:.1g}\n"
+            f"largest  {top}\n"
+            f"smallest {bottom}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        whole = {
+            "format": FORMAT,
+            "operator": self.operator,
+            "size": self.size,
+            "probes": [{key: part.tolist() for key, part in vars(probe).items()} for probe in self.probes],
+            "top": [vars(each) for each in self.top],
+            "bottom": [vars(each) for each in self.bottom],
+            "loss": self.loss,
+            "cost": vars(self.cost),
+            "notes": list(self.notes),
+        }
+        plain: dict[str, Any] = json_ready(whole)
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Spectrum:
+        plain = from_json_ready(plain)
+        if plain.get("format") != FORMAT:
+            raise ValueError(f"not a saved spectrum: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
+
+        def tensor(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64)
+
+        return cls(
+            operator=plain["operator"],
+            size=plain["size"],
+            probes=tuple(Quadrature(**{key: tensor(part) for key, part in each.items()}) for each in plain["probes"]),
+            top=tuple(Extreme(**each) for each in plain["top"]),
+            bottom=tuple(Extreme(**each) for each in plain["bottom"]),
+            loss=plain["loss"],
+            cost=Cost(**plain["cost"]),
+            notes=tuple(plain["notes"]),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON."""
+        write_whole(path, json.dumps(self.to_dict(), allow_nan=False))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Spectrum:
+        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def spectrum(
+    model: nn.Module,
+    data: Any,
+    loss: str | Callable[..., Any] | Loss = "cross_entropy",
+    *,
+    operator: str = "hessian",
+    probes: int = 8,
+    steps: int = 60,
+    ends: int = 5,
+    tolerance: float = 1e-3,
+    most_products: int = 200,
+    seed: int = 0,
+    parameters: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    fix_data: bool = False,
+    progress: Callable[[str, float], None] | None = None,
+    distributed: bool = True,
+) -> Spectrum:
+    """The density of the eigenvalues of the Hessian by stochastic Lanczos quadrature, and its two ends with residuals.
+
+    Args:
+        model, data, loss, parameters, dtype, fix_data, distributed: As for `measure`.
+        operator: "hessian" for H, "riemannian" for DHD (unchanged by rescaling layers), "nodewise" for |θ|H|θ|
+            (unchanged by rescaling neurons too), or a weight's name for its diagonal block of H.
+        probes: Random vectors; the error band is over them, so at least 2.
+        steps: Products for each: the quadrature gives 2·steps moments of its probe exactly.
+        ends: How many eigenvalues to find at each end.
+        tolerance: The residual asked of them, relative to the largest magnitude.
+        most_products: Where the search for them gives up.
+        seed: For everything random; no global random state is touched.
+        progress: A function of (what, passes so far).
+
+    Costs `steps` passes over the data, in each a product for every probe, and up to `most_products` for the ends.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> x, y = torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.zeros(2, 1)
+    >>> [round(each.value, 4) for each in spectrum(model, (x, y), "mse").top]  # H = 2·(1/2)·XᵀX = diag(4, 16)
+    [16.0, 4.0]
+    """
+    probes, steps = check_whole_number("probes", probes, at_least=2), check_whole_number("steps", steps, at_least=2)
+    ends, most_products = (
+        check_whole_number("ends", ends, at_least=1),
+        check_whole_number("most_products", most_products, at_least=2),
+    )
+    tolerance, seed = check_tolerance(tolerance), check_whole_number("seed", seed)
+    with current_ranks(distributed).together():
+        problem = Problem(
+            model, loss, data, parameters=parameters, dtype=dtype, fix_data=fix_data, distributed=distributed
+        )
+        return _spectrum(problem, operator, probes, steps, ends, tolerance, most_products, seed, progress)
+
+
+def _spectrum(
+    problem: Problem,
+    operator: str,
+    probes: int,
+    steps: int,
+    ends: int,
+    tolerance: float,
+    most_products: int,
+    seed: int,
+    progress: Callable[[str, float], None] | None,
+) -> Spectrum:
+    started = time.perf_counter()
+    said = ["density"]
+    if progress is not None:
+        problem.work.on_change.append(lambda work: progress(said[0], work.passes))
+    hessian = HessianProducts(problem)
+    products, size = _operator(problem, hessian, operator)
+    like, generator = problem.parameters_like(), torch.Generator().manual_seed(seed)
+    found = quadratures(products, like, size, probes=probes, steps=steps, generator=generator)
+    said[0] = "largest and smallest eigenvalues"
+    top, bottom = extremes(
+        products, like, size, count=ends, tolerance=tolerance, most_products=most_products, generator=generator
+    )
+    value = hessian.loss if hessian.loss is not None else problem.loss()
+    cost = Cost(problem.work.passes, problem.work.products, problem.work.gradients, time.perf_counter() - started, 0)
+    notes = (*problem.notes, *hessian.notes, *_shortened(found, steps, size))
+    return Spectrum(operator, size, tuple(found), tuple(top), tuple(bottom), value, cost, notes)
+
+
+def _operator(problem: Problem, hessian: HessianProducts, operator: str) -> tuple[Products, int]:
+    """Products with the operator that a name stands for, and its dimension."""
+    values = list(problem.parameters.values())
+    if operator == "hessian":
+        return hessian.__call__, hessian.flat.size
+    if operator == "riemannian":
+        scale = torch.cat([value.norm().expand(value.numel()) for value in values])
+    elif operator == "nodewise":
+        scale = torch.cat([value.abs().reshape(-1) for value in values])
+    elif operator in problem.parameters:
+        shape = problem.parameters[operator].shape
+        return (
+            lambda vectors: [
+                image[operator].reshape(-1) for image in hessian.within([{operator: v.view(shape)} for v in vectors])
+            ],
+            shape.numel(),
+        )
+    else:
+        names = ", ".join(problem.parameters)
+        raise SpiritLevelError(
+            f"operator must be one of {', '.join(OPERATORS)} or a parameter's name; got {operator!r}. "
+            f"Parameters: {names if len(names) <= 500 else names[:500] + '…'}"
+        )
+    return lambda vectors: [scale * image for image in hessian([scale * v for v in vectors])], hessian.flat.size
+
+
+def _shortened(found: Sequence[Quadrature], steps: int, size: int) -> list[str]:
+    """A note where memory allowed fewer products than asked for."""
+    most = max(len(each.nodes) for each in found)
+    if most >= min(steps, size) or math.isclose(sum(float(each.residuals.max()) for each in found), 0.0):
+        return []
+    return [f"{most} steps instead of {steps}: more basis vectors do not fit the memory budget"]

@@ -1,0 +1,1 @@
+"""What can be measured by name: data sets, networks, checkpoints."""

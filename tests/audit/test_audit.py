@@ -1,0 +1,236 @@
+"""The audit's verdicts: every claim of every measure, seen to hold or to fail on several architectures."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import spiritlevel as sl
+from spiritlevel.audit.audit import _judge
+from spiritlevel.audit.findings import Audit, Trial
+from spiritlevel.audit.show import audit_drawing
+
+FEATURES, CLASSES = 6, 3
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(FEATURES, 5), nn.Linear(5, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        h = nn.functional.leaky_relu(self.first(x), 0.1)
+        return self.last(h + nn.functional.leaky_relu(self.inner(h), 0.1))
+
+
+class Concatenated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.last = nn.Linear(FEATURES, 4), nn.Linear(FEATURES, 3), nn.Linear(7, CLASSES)
+
+    def forward(self, x):
+        return self.last(torch.cat([self.a(x).relu(), self.b(x).relu()], 1))
+
+
+def plain():
+    return nn.Sequential(nn.Linear(FEATURES, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+
+
+def unbiased():
+    return nn.Sequential(nn.Linear(FEATURES, 7, bias=False), nn.ReLU(), nn.Linear(7, CLASSES, bias=False))
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, FEATURES)),
+        nn.Conv1d(1, 4, 3),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+    )
+
+
+def normalized():
+    model = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES))
+    model(3 * torch.randn(64, FEATURES) + 1)
+    return model
+
+
+ARCHITECTURES = {f.__name__: f for f in (plain, unbiased, convolutional, normalized, Residual, Concatenated)}
+
+
+def problem(name, samples=40):
+    torch.manual_seed(3)
+    model = ARCHITECTURES[name]().double()
+    x, y = torch.randn(samples, FEATURES, dtype=torch.float64), torch.randint(0, CLASSES, (samples,))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.eval(), (x, y)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "normalized_cross_entropy"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_claim_holds_and_what_claims_nothing_moves(name, loss):
+    model, data = problem(name)
+    audit = sl.audit(model, data, loss, strengths=(1.0,), kinds=("layer", "neuron", "batch-norm", "output scale"))
+    assert audit.kinds
+    for finding in audit.findings:
+        expected = "invariant" if finding.claimed else "moves"
+        # A maximum over layers may sit in a layer that a change does not reach; nothing else may stay by luck.
+        lucky = finding.measure.endswith("_max") and finding.verdict == "invariant"
+        assert finding.verdict == expected or (lucky and not finding.claimed), finding
+    assert audit.failed_claims == ()
+
+
+@pytest.mark.parametrize("name", ["plain", "unbiased", "Residual"])
+def test_nothing_is_invariant_to_a_change_of_the_input(name):
+    model, data = problem(name)
+    audit = sl.audit(model, data, measures=["kappa_sum", "rho_sum", "normalized_sharpness", "fisher_rao_norm"],
+                     kinds=("input map",), strengths=(1.0,))  # fmt: skip
+    assert {finding.verdict for finding in audit.findings} == {"moves"}
+
+
+def test_a_false_claim_is_found_out(monkeypatch):
+    from spiritlevel.measuring import registry as measures
+
+    honest = measures.ALL["hessian_trace"]
+    liar = replace(honest, invariant_under=frozenset({"layer", "neuron"}))
+    monkeypatch.setitem(measures.ALL, "hessian_trace", liar)
+    model, data = problem("plain")
+    audit = sl.audit(model, data, measures=["hessian_trace"], strengths=(0.5, 1.0), kinds=("layer", "neuron"))
+    assert {finding.kind for finding in audit.failed_claims} == {"layer", "neuron"}
+    assert audit.verdict("hessian_trace", "layer") == "moves"
+    assert audit.factor("hessian_trace", "layer") > 1.5
+    assert audit.finding("hessian_trace", "layer").strength == 0.5
+    assert "Claims that fail here: hessian_trace under layer" in " ".join(str(audit).split())
+
+
+def test_wide_error_bars_leave_it_undecided_and_say_what_would_decide():
+    report = sl.measure(*problem("plain"), measures=["kappa_sum"])
+    wide = replace(report, values={"kappa_sum": replace(report["kappa_sum"], error=report["kappa_sum"].value)})
+    finding = _judge(sl.get_measure("kappa_sum"), "layer", wide, [Trial("layer", 1.0, 0, wide)], 1e-3, claimed=True)
+    assert finding.verdict == "undecided"
+    assert finding.reason == "the error bars are too wide to tell; a tolerance of 2e-05 would decide"
+
+
+def test_every_group_can_be_audited_by_itself():
+    model, data = problem("normalized")
+    audit = sl.audit(model, data, measures=["rho_sum", "hessian_trace"], kinds=(), strengths=(1.0,), groups=True)
+    groups = [kind for kind in audit.kinds if kind.startswith("group: ")]
+    assert len(groups) == len(sl.find_symmetries(model, data[0][:1]).groups) >= 2
+    assert all(audit.verdict("rho_sum", kind) == "invariant" for kind in groups)
+    assert all(audit.verdict("hessian_trace", kind) == "moves" for kind in groups)
+
+
+def test_a_network_without_symmetry_says_why_nothing_was_audited():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.GELU(), nn.Linear(4, CLASSES)).double()
+    data = torch.randn(10, FEATURES, dtype=torch.float64), torch.randint(0, CLASSES, (10,))
+    audit = sl.audit(model, data, measures=["hessian_spectral_norm"], kinds=("layer", "neuron"), strengths=(1.0,))
+    assert audit.findings == ()
+    assert audit.skipped["layer"] == "no layer of this network can be rescaled as a whole"
+    with pytest.raises(KeyError, match="was not audited: no layer of this network can be rescaled as a whole"):
+        audit.verdict("hessian_spectral_norm", "layer")
+
+
+def test_an_audit_survives_the_disk(tmp_path):
+    model, data = problem("plain")
+    audit = sl.audit(model, data, measures=["hessian_trace", "rho_sum"], strengths=(1.0,), kinds=("layer",))
+    audit.save(tmp_path / "audit.json")
+    again = Audit.load(tmp_path / "audit.json")
+    assert again.findings == audit.findings
+    assert str(again) == str(audit)
+    audit.to_html(tmp_path / "audit.html")
+    page = (tmp_path / "audit.html").read_text()
+    assert "hessian_trace" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_the_model_comes_back_as_it_was():
+    model, data = problem("normalized")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.train()
+    sl.audit(model, data, measures=["hessian_trace"], strengths=(1.0,))
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_wrong_use_is_refused_in_words():
+    model, data = problem("plain")
+    with pytest.raises(sl.SpiritLevelError, match=r"strengths must be positive numbers, got \[-1.0\]"):
+        sl.audit(model, data, strengths=(-1.0,))
+    with pytest.raises(sl.SpiritLevelError, match=r"unknown kinds \['nearon'\]; known are layer, neuron"):
+        sl.audit(model, data, kinds=("nearon",))
+
+
+def test_records_claim_what_the_table_of_the_papers_says():
+    claims = {measure.name: set(measure.invariant_under) for measure in sl.list_measures()}
+    for name in claims:
+        if name.startswith("rho") or name in (
+            "normalized_sharpness",
+            "fisher_rao_norm",
+            "riemannian_nodewise_spectral_norm",
+        ):
+            assert claims[name] == {"layer", "neuron"}
+        elif name.startswith(("kappa", "riemannian", "matrix")):
+            assert claims[name] == {"layer"}
+        elif name != "volume_flatness":
+            assert claims[name] == set()
+
+
+# --- what moves without bound ----------------------------------------------------------------------------------------
+
+
+def moved(*factors: float) -> Audit:
+    """An audit in which measures that were 1 became the factors."""
+    report = sl.measure(*problem("plain"), measures=["rho_sum"])
+    names = [f"measure {index}" for index in range(len(factors))]
+
+    def with_values(numbers: tuple[float, ...]) -> sl.Report:
+        values = {n: replace(report["rho_sum"], name=n, value=x) for n, x in zip(names, numbers, strict=True)}
+        return replace(report, values=values)
+
+    original = with_values((1.0,) * len(factors))
+    trials = (Trial("layer", 1.0, 0, with_values(factors)),)
+    records = [replace(sl.get_measure("rho_sum"), name=name) for name in names]
+    findings = tuple(_judge(each, "layer", original, trials, 1e-3, claimed=False) for each in records)
+    return Audit(findings, original, trials)
+
+
+def test_an_infinite_factor_is_valid_json_in_print_and_file(tmp_path):
+    audit = moved(math.inf, 2.0, 0.0)
+    text = json.dumps(audit.to_dict(), allow_nan=False)
+    assert json.loads(text)["findings"][0]["factor"] == "inf"
+    audit.save(tmp_path / "a.json")
+    for again in (Audit.from_dict(json.loads(text)), Audit.load(tmp_path / "a.json")):
+        assert again.factor("measure 0", "layer") == math.inf
+        assert again.findings == audit.findings
+
+
+def test_the_chart_leaves_out_no_measure_that_moves():
+    factors = (math.inf, 1e3, 0.01, 0.0, -4.0, 8.0, 7.0, 1.5, 1.0)
+    audit = moved(*factors)
+    drawing = audit_drawing(audit, "layer")
+    assert drawing.description.startswith("8 measures move under layer changes and 1 stay. measure 0 moves furthest")
+    (axes,) = drawing.figure.axes
+    assert len(axes.lines) == 9  # eight that move, one for all that stay
+    low, high = axes.get_ylim()
+    for line in axes.lines:
+        heights = line.get_ydata()
+        assert all(low <= height <= high for height in heights)
+        assert heights[-1] != 1.0 or line is axes.lines[-1]
+    assert "3 more that move, in the table" in [line.get_label() for line in axes.lines]
+
+
+def test_a_measure_that_a_twin_does_not_have_is_undecided():
+    audit = moved(math.nan)
+    assert audit.verdict("measure 0", "layer") == "undecided"
+    assert audit.findings[0].reason.startswith("not available on a twin")
+    assert audit_drawing(audit, "layer").description.startswith("0 measures move")

@@ -1,0 +1,167 @@
+"""What fixed small problems cost, by counting: a change that makes them dearer fails here, without a clock."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import spiritlevel as sl
+from benchmarks.tasks import SWEEP
+from spiritlevel.problem.problem import Problem
+
+SAMPLES, CLASSES = 600, 5
+
+
+class _Products(TorchDispatchMode):
+    """Counts matrix products and convolutions, and the multiplications in them."""
+
+    NAMES = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in self.NAMES:
+            self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _dense():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def _conv():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, CLASSES))
+
+
+def _data(*shape):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(SAMPLES) % CLASSES
+    return torch.randn(SAMPLES, *shape, generator=generator) + y.view(-1, *[1] * len(shape)), y
+
+
+CASES = {"dense": (_dense, (12,)), "conv": (_conv, (1, 8, 8))}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    build, shape = CASES[request.param]
+    model, (x, y) = build(), _data(*shape)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, (x, y)
+
+
+def _counting_samples(monkeypatch):
+    """How many samples go forward through the network, and how many calls that takes."""
+    seen = {"samples": 0, "calls": 0}
+    outputs = Problem.outputs
+
+    def counted(self, parameters, batch):
+        seen["samples"] += len(batch)
+        seen["calls"] += 1
+        return outputs(self, parameters, batch)
+
+    monkeypatch.setattr(Problem, "outputs", counted)
+    return seen
+
+
+def test_a_sweep_sends_the_data_forward_once(case, monkeypatch):
+    seen = _counting_samples(monkeypatch)
+    report = sl.measure(*case, measures=SWEEP)
+    assert report.cost.passes == 1
+    assert report.cost.products == report.cost.gradients == 0
+    assert seen["samples"] <= SAMPLES + 100  # the rest: checks of the problem on a few samples
+    assert seen["calls"] <= 16
+
+
+def test_a_sweep_pulls_back_at_most_one_column_a_class(case):
+    model, (x, y) = case
+    layers = sum(parameter.dim() > 1 for parameter in model.parameters())
+    whole = Problem(model, "cross_entropy", (x, y)).chunk_size
+    chunks = -(-SAMPLES // whole)
+    with _Products() as counted:
+        sl.measure(model, (x, y), measures=["hessian_trace"])
+    # Per chunk: forward once, each class back through every layer, and one product a layer and class for the sums.
+    assert counted.calls <= chunks * layers * (2 + 3 * CLASSES) + 60 * layers
+
+
+def test_the_largest_eigenvalue_takes_few_full_products(case):
+    report = sl.measure(*case, measures=["hessian_spectral_norm"], tolerance=1e-4)
+    assert report["hessian_spectral_norm"].converged
+    assert report.cost.gradients <= 1
+    assert report.cost.products <= 14
+    assert report.cost.passes <= 15
+
+
+def test_further_operators_share_the_passes(case):
+    one = sl.measure(*case, measures=["hessian_spectral_norm"], tolerance=1e-4).cost
+    three = sl.measure(
+        *case,
+        measures=["hessian_spectral_norm", "riemannian_spectral_norm", "riemannian_nodewise_spectral_norm"],
+        tolerance=1e-4,
+    ).cost
+    assert three.gradients == one.gradients
+    assert three.passes <= 2 * one.passes + 5
+
+
+def test_eigenvalues_build_every_graph_once(case, monkeypatch):
+    seen = _counting_samples(monkeypatch)
+    sl.measure(*case, measures=["hessian_spectral_norm", "riemannian_spectral_norm"], tolerance=1e-4)
+    assert seen["samples"] <= SAMPLES + 150  # every further product goes through the kept graph
+
+
+def test_layer_blocks_do_not_go_through_the_network_at_every_product(case, monkeypatch):
+    seen = _counting_samples(monkeypatch)
+    report = sl.measure(*case, measures=["kappa_sum"])
+    assert report["kappa_sum"].converged
+    assert report.cost.passes <= 15
+    assert seen["samples"] <= 2 * SAMPLES + 150  # once for the blocks, once for the loss
+
+
+def test_the_default_set_shares_what_it_needs(case, monkeypatch):
+    seen = _counting_samples(monkeypatch)
+    report = sl.measure(*case)
+    assert report.cost.passes <= 40
+    assert report.cost.products <= 60
+    assert report.cost.gradients <= 1
+    assert seen["samples"] <= 3 * SAMPLES + 300  # sweep, graphs of gradients, layer blocks
+
+
+PEAK = """
+import json, sys, torch
+from torch import nn
+import spiritlevel as sl
+from benchmarks.worker import memory_now, memory_peak
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+x, y = torch.randn(int(sys.argv[1]), 64), torch.randint(0, 10, (int(sys.argv[1]),))
+sl.measure(model, (x[:32], y[:32]), measures=["rho_sum"])
+before = memory_now()
+sl.measure(model, (x, y), measures=["hessian_trace", "rho_sum", "normalized_sharpness"])
+print(json.dumps(memory_peak() - before))
+"""
+
+
+def _peak(samples):
+    done = subprocess.run([sys.executable, "-c", PEAK, str(samples)], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak of a process from /proc")
+def test_the_peak_of_a_sweep_does_not_grow_with_the_data():
+    few, many = _peak(4_000), _peak(60_000)
+    assert few < 24 << 20
+    assert many < few + (12 << 20)  # the activations of 60,000 samples would hold 60 MB

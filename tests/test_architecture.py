@@ -1,0 +1,317 @@
+"""The house: imports point one way, nothing goes in circles, no file is too long, every public name has an example.
+
+All imports count: those at the top, in functions and under `if TYPE_CHECKING`, and strings that name a module.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import pytest
+
+import spiritlevel as sl
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "spiritlevel"
+LONGEST = 450
+
+# Every floor may import itself and the floors above it in this table. Rooms of one floor may import each other,
+# but not in a circle.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("_version", "errors", "saved", "presenting"),
+    ("network",),
+    ("problem",),
+    ("curvature",),
+    ("symmetry",),
+    ("measuring",),
+    ("measures",),
+    ("show",),
+    ("audit", "attack", "landscape", "spectrum", "compare", "guarantees", "tracking"),
+    ("plot",),
+    ("subjects",),
+    ("study",),
+    ("integrations",),
+    ("cli",),
+    ("__init__", "__main__"),
+)
+
+# Public names that have no example yet. The list only gets shorter.
+LACKING = """
+    Attack Audit Audit.finding Audit.verdict Audit.factor Audit.series Audit.to_dict Audit.from_dict Audit.save
+    Audit.load Audit.to_html Certificate Certificate.to_dict Certificate.from_dict Certificate.save Certificate.load
+    Certificate.drawing Certificate.to_html Comparison Comparison.ranking Comparison.undecidable
+    Comparison.probability Comparison.verdict Comparison.agreement Comparison.statements Comparison.to_dict
+    Comparison.from_dict Comparison.save Comparison.to_html Cost Measure Measure.configured
+    Problem.callers_parameters Problem.loss Problem.gradient Problem.outputs Problem.chunk_outputs
+    Problem.chunk_loss Problem.chunks Problem.weight_of Problem.parameters_like Problem.part_chunk_size
+    Problem.first_chunk Problem.few_samples Problem.telling_samples Problem.slopes Problem.spread_samples
+    Problem.check_derivatives Problem.in_precision Problem.leaves Problem.undisturbed Problem.whole_loss
+    Problem.known_storages Report Report.without_witnesses Report.to_dict Report.from_dict Report.save Report.load
+    Report.to_html Rescaling Rescaling.scales Rescaling.diagonal Rescaling.transform Rescaling.then
+    Rescaling.inverse Rescaling.apply Rescaling.apply_ Robustness Robustness.to_dict Robustness.save
+    Robustness.drawing Robustness.to_html Spectrum Spectrum.moment Spectrum.density Spectrum.points Spectrum.to_dict
+    Spectrum.from_dict Spectrum.save Spectrum.load Symmetries Symmetries.slices Symmetries.sample
+    Symmetries.rescaling Symmetries.describe Symmetries.log_scales Symmetries.of_kind Value audit canonicalize
+    flattest get_measure list_measures rescale_layers sharpen sharpen_ball plot.attack plot.convergence plot.layers
+    plot.line plot.neurons plot.reparametrizations plot.scatter plot.spectrum plot.surface
+"""
+WITHOUT_EXAMPLE = frozenset(LACKING.split())
+
+
+class Arrow(NamedTuple):
+    """`source` names `target`, on this line."""
+
+    source: str
+    target: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line} → {self.target}"
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def modules() -> Mapping[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for path in sorted((ROOT / "src" / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT / "src").with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def room(module: str) -> str:
+    """The room a module lies in: the folder below the package, or the file where it lies in the root.
+
+    >>> room("spiritlevel.study.engines.ray"), room("spiritlevel.errors"), room("spiritlevel")
+    ('study', 'errors', '__init__')
+    """
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def floor(module: str) -> int:
+    return next(number for number, rooms in enumerate(FLOORS) if room(module) in rooms)
+
+
+def named(node: ast.AST, known: Iterable[str]) -> Iterator[str]:
+    """The modules of the package that an import statement names, wherever it stands."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"line {node.lineno}: write imports in full, `from {PACKAGE}.room.module import name`"
+        if node.module and node.module.split(".")[0] == PACKAGE:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in known else node.module
+
+
+def arrows_of(module: str, text: str, known: Iterable[str]) -> list[Arrow]:
+    tree = ast.parse(text)
+    return [Arrow(module, target, node.lineno) for node in ast.walk(tree) for target in named(node, known)]  # type: ignore[attr-defined]
+
+
+@cache
+def arrows() -> tuple[Arrow, ...]:
+    known = modules()
+    return tuple(arrow for module, path in known.items() for arrow in arrows_of(module, path.read_text("utf-8"), known))
+
+
+def spoken() -> list[Arrow]:
+    """Strings that are the name of a module: what would be imported by name is an arrow too."""
+    known = modules()
+    return [
+        Arrow(module, node.value, node.lineno)
+        for module, path in known.items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known and "." in node.value
+    ]
+
+
+def circles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """The circles of a graph, each as a path that ends where it began.
+
+    >>> circles([("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")])
+    [['a', 'b', 'c', 'a']]
+    """
+    after: dict[str, set[str]] = {}
+    for source, target in edges:
+        if source != target:
+            after.setdefault(source, set()).add(target)
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def walk(node: str, path: list[str]) -> None:
+        if node in path:
+            found.append([*path[path.index(node) :], node])
+        elif node not in done:
+            for target in sorted(after.get(node, ())):
+                walk(target, [*path, node])
+            done.add(node)
+
+    for node in sorted(after):
+        walk(node, [])
+    return found
+
+
+# --- the house -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_module_has_a_room():
+    rooms = {each for line in FLOORS for each in line}
+    homeless = [
+        f"{module} ({path.relative_to(ROOT)})" for module, path in modules().items() if room(module) not in rooms
+    ]
+    assert not homeless, "these lie in no room of FLOORS; the root holds only what is listed there:\n" + "\n".join(
+        homeless
+    )
+
+
+def test_imports_point_one_way():
+    wrong = [arrow for arrow in (*arrows(), *spoken()) if floor(arrow.target) > floor(arrow.source)]
+    wrong = [arrow for arrow in wrong if arrow.source != PACKAGE]
+    assert not wrong, (
+        "these imports point up the house. Move what is needed down, or let what is above register itself "
+        "(`presenting` for views, `measuring.registry` for measures):\n" + "\n".join(map(str, wrong))
+    )
+
+
+def test_no_circle_between_rooms():
+    found = circles((room(arrow.source), room(arrow.target)) for arrow in arrows())
+    why = [
+        f"{' → '.join(circle)}\n    " + "\n    ".join(
+            str(arrow) for arrow in arrows() if (room(arrow.source), room(arrow.target)) in pairwise(circle)
+        )
+        for circle in found
+    ]  # fmt: skip
+    assert not found, "rooms that import each other in a circle:\n" + "\n".join(why)
+
+
+def test_no_circle_between_modules():
+    found = circles((arrow.source, arrow.target) for arrow in arrows())
+    assert not found, (
+        "modules that import each other in a circle; put what both need into a third one below them:\n"
+        + "\n".join(" → ".join(circle) for circle in found)
+    )
+
+
+def test_no_module_is_too_long():
+    lengths = {path.relative_to(ROOT): len(path.read_text("utf-8").splitlines()) for path in modules().values()}
+    long = [f"{path}: {lines} lines" for path, lines in lengths.items() if lines > LONGEST]
+    assert not long, f"modules of more than {LONGEST} lines; cut them where the subject changes:\n" + "\n".join(long)
+
+
+def test_measures_are_papers_and_nothing_else():
+    odd = [m for m in modules() if room(m) == "measures" and m != f"{PACKAGE}.measures" and not m[-4:].isdigit()]
+    assert not odd, f"measures/ holds one file a paper (author2019.py); what they share is in measuring/: {odd}"
+
+
+def test_the_package_does_not_know_the_benchmark():
+    known = [
+        f"{module}:{node.lineno}"
+        for module, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "benchmarks")
+        or (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "benchmarks" for alias in node.names))
+    ]
+    assert not known, f"the benchmark is not installed with the package and cannot be imported by it: {known}"
+
+
+# --- the test can fail -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from spiritlevel.show.page import report_page",
+        "def page(self):\n    from spiritlevel.show.page import report_page\n    return report_page",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import spiritlevel.show.page",
+        "def page(self):\n    from spiritlevel.show import page as drawn\n    return drawn",
+    ],
+)
+def test_an_arrow_is_seen_wherever_it_stands(text):
+    (arrow,) = arrows_of("spiritlevel.measuring.report", text, modules())
+    assert arrow.target == "spiritlevel.show.page"
+    assert floor(arrow.target) > floor(arrow.source)
+
+
+# --- public names ----------------------------------------------------------------------------------------------------------
+
+
+def public_names() -> Iterator[tuple[str, Any]]:
+    """Functions and classes of `sl.__all__` and of `sl.plot`, with the public methods and properties of the classes."""
+    for name in sl.__all__:
+        thing = getattr(sl, name)
+        if inspect.isclass(thing) and not issubclass(thing, BaseException):
+            yield name, thing
+            yield from ((f"{name}.{key}", member) for key, member in methods(thing))
+        elif inspect.isfunction(thing):
+            yield name, thing
+    yield from ((f"plot.{name}", getattr(sl.plot, name)) for name in sl.plot.__all__)
+
+
+def methods(thing: type) -> Iterator[tuple[str, Any]]:
+    """The public methods of a class and of what it is made of here; fields that hold a function are none."""
+    seen = set(getattr(thing, "__dataclass_fields__", ()))
+    for each in (each for each in thing.__mro__ if each.__module__.split(".")[0] == PACKAGE):
+        for key, member in vars(each).items():
+            if (
+                not key.startswith("_")
+                and key not in seen
+                and isinstance(member, FunctionType | classmethod | staticmethod)
+            ):
+                seen.add(key)
+                yield key, member
+
+
+def without_example() -> list[str]:
+    return [name for name, thing in public_names() if ">>>" not in (inspect.getdoc(thing) or "")]
+
+
+def test_every_public_name_has_an_example():
+    missing = [name for name in without_example() if name not in WITHOUT_EXAMPLE]
+    assert not missing, "public names whose docstring has no example (`>>>` and what it prints):\n" + "\n".join(missing)
+
+
+def test_the_list_of_names_without_example_gets_shorter():
+    gone = sorted(WITHOUT_EXAMPLE - set(without_example()))
+    assert not gone, f"these have an example now, or are gone: take them off WITHOUT_EXAMPLE: {gone}"
+
+
+# --- importing --------------------------------------------------------------------------------------------------------------
+
+
+def after_import(before: str = "") -> set[str]:
+    """The modules that `import spiritlevel` loads in a process of its own."""
+    code = f"{textwrap.dedent(before)}\nimport spiritlevel, sys\nprint(*(m for m in sys.modules if sys.modules[m]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_importing_works_without_the_modules_that_only_unix_has():
+    unix = ("resource", "fcntl", "pwd", "grp", "termios", "tty", "pty", "syslog")
+    after_import(f"""
+        import torch, numpy, scipy.sparse, scipy.optimize, rich.progress  # theirs, not ours: they may use what they find
+        import sys
+        sys.modules.update(dict.fromkeys({unix!r}, None))
+    """)
+
+
+def test_importing_brings_along_nothing_that_measuring_does_without():
+    slow = {"matplotlib", "scipy.stats", "jinja2", "typer", "sklearn", "pandas", "pydantic"}
+    loaded = after_import()
+    assert slow & loaded == set()
+    assert {m for m in loaded if m.startswith("spiritlevel.") and m.split(".")[1] in ("show", "study", "cli")} == set()
