@@ -18,7 +18,8 @@ from benchmarks.clock import Budget, Limit, limited, median, unit_times
 from benchmarks.subjects import Recipe, Subject, load, prepare
 from benchmarks.tasks import TASKS, Answer, Arrays, Task, distance
 from spiritlevel.measuring.run import measure
-from spiritlevel.problem.problem import Problem, counting_saved_bytes
+from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.tensors import counting_saved_bytes
 
 OURS = "spiritlevel"
 

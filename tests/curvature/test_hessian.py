@@ -13,7 +13,8 @@ import spiritlevel as sl
 from refusals import refused
 from spiritlevel.curvature import hessian
 from spiritlevel.curvature.dense import dense_hessian
-from spiritlevel.curvature.hessian import Flat, HessianProducts
+from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.curvature.ways import Flat
 from spiritlevel.problem.problem import gradients_of
 
 NAMES = ["mlp", "GELU", "convolution, max pooling", "batch normalization", "attention", "tied weights", "embedding"]

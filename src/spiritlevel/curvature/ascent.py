@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spiritlevel.curvature.hessian import Flat
 from spiritlevel.curvature.lanczos import length, unit
+from spiritlevel.curvature.ways import Flat
 from spiritlevel.problem.problem import Problem
 
 RANDOM_STARTS = 2

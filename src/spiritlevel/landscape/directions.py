@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.curvature.examine import examine
-from spiritlevel.curvature.hessian import Flat, HessianProducts
+from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.lanczos import eigenpair
+from spiritlevel.curvature.ways import Flat
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem

@@ -16,7 +16,7 @@ from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
 from spiritlevel.curvature.estimate import Estimates, mean_of, merged, probe
 from spiritlevel.curvature.examine import examine
-from spiritlevel.curvature.hessian import HessianProducts, remainder_objective
+from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair, length
 from spiritlevel.curvature.rounding import array_shifts, rounding_errors, widened
@@ -31,6 +31,7 @@ from spiritlevel.curvature.statistics import (
     sweep,
     sweep_batch,
 )
+from spiritlevel.curvature.ways import remainder_objective
 from spiritlevel.measuring.needs import Needs, Operator
 from spiritlevel.network.layers import Layer
 from spiritlevel.problem.batches import Batch

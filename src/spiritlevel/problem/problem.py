@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +22,12 @@ from spiritlevel.problem.quiet import undisturbed
 from spiritlevel.problem.ranks import current_ranks
 from spiritlevel.problem.replica import Slots, replica, unwrapped
 from spiritlevel.problem.survey import Survey, survey
+from spiritlevel.problem.tensors import as_precision, collect, counting_saved_bytes
 from spiritlevel.problem.weighted import weighted_by
 
 # Activations of one chunk: large enough to keep matrix products efficient, small enough for the caches.
 CHUNK_BYTES = 32 << 20
 LARGEST_CHUNK = 1024
-# Matrices with entries of this size, or as small, are measured in double precision.
-EXTREME = 1e5
 
 
 @dataclass
@@ -96,9 +94,10 @@ class Problem:
         if not self.loss_function.whole_batch:
             self.loss_function = in_double(self.loss_function)
         checks.check_arguments(model, parameters, dtype)
-        self._cast_inputs = dtype is not None
         with torch.inference_mode(False):  # tensors made inside it cannot record gradients
-            self.parameters, self.fixed = self._collect(parameters, dtype)
+            collected = collect(model, parameters, dtype)
+        self.parameters, self.fixed, self._cast_inputs = collected.parameters, collected.fixed, collected.converted
+        self.notes += collected.notes
         self._run_in(replica(model) or model)
         reference = next(iter(self.parameters.values()))
         self.dtype, self.device = reference.dtype, reference.device
@@ -270,11 +269,11 @@ class Problem:
         """All tensors of the model in this precision inside; yields the function that makes a batch fit."""
         kept = self.parameters, self.fixed, self.dtype
         self.parameters, self.fixed = (
-            {name: _as_precision(tensor, dtype) for name, tensor in tensors.items()} for tensors in kept[:2]
+            {name: as_precision(tensor, dtype) for name, tensor in tensors.items()} for tensors in kept[:2]
         )
         self.dtype = dtype
         try:
-            yield lambda batch: batch.map(lambda leaf: _as_precision(leaf, dtype))
+            yield lambda batch: batch.map(lambda leaf: as_precision(leaf, dtype))
         finally:
             self.parameters, self.fixed, self.dtype = kept
 
@@ -290,61 +289,6 @@ class Problem:
     def undisturbed(self) -> contextlib.AbstractContextManager[None]:
         """Eval mode inside; the caller's mode and random state back on the way out, whatever happens."""
         return undisturbed(self.module)
-
-    # --- collecting ----------------------------------------------------------------------------------------------
-
-    def _collect(self, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> tuple[Parameters, Parameters]:
-        """The parameters to measure, and every other tensor the model needs, in the precision of the measurement.
-
-        The former and buffers are copies, so that a network that writes into them writes into nothing of the caller's.
-        """
-        named = dict(self.model.named_parameters())
-        chosen = _matching(named, patterns) if patterns is not None else set(named)
-        if not any(named[name].requires_grad for name in chosen):
-            raise SpiritLevelError(
-                "every parameter is frozen (requires_grad=False), so there is nothing to measure: "
-                "call requires_grad_(True) on those that should count"
-            )
-        tensors = {**named, **dict(self.model.named_buffers())}
-        for name, tensor in tensors.items():
-            checks.check_kind(name, tensor)
-        precision = dtype or self._within_range(self._precision(tensors.values()), named.values())
-        moved = {name: _as_precision(tensor.detach(), precision) for name, tensor in tensors.items()}
-        for name, tensor in moved.items():
-            checks.check_finite(name, tensor, masks=name not in named)
-        free = {name: _own(moved[name], named[name]) for name in named if name in chosen and named[name].requires_grad}
-        buffers = {name: moved[name].clone() for name in dict(self.model.named_buffers())}
-        frozen = {name: normal(moved[name]) for name in named if name not in free}
-        return free, {**frozen, **buffers}
-
-    def _precision(self, tensors: Any) -> torch.dtype:
-        """The widest precision the model uses, at least single: half precision cannot carry second derivatives."""
-        precision = torch.float32
-        for tensor in tensors:
-            if tensor.is_floating_point() and tensor.dtype in (torch.float16, torch.bfloat16):
-                note = f"parameters in {str(tensor.dtype).removeprefix('torch.')} were upcast to float32 for measuring"
-                self._cast_inputs = True
-                if note not in self.notes:
-                    self.notes.append(note)
-            elif tensor.is_floating_point() and tensor.requires_grad:
-                precision = torch.promote_types(precision, tensor.dtype)
-        return precision
-
-    def _within_range(self, precision: torch.dtype, tensors: Iterable[Tensor]) -> torch.dtype:
-        """Double precision for matrices so large or small that squares of what they are multiplied with leave the range.
-
-        A network and its rescaled twin have the same outputs, but the twin's gradients may be 1e20 or 1e-20.
-        """
-        sizes = [float(tensor.detach().double().square().mean().sqrt()) for tensor in tensors if tensor.dim() > 1]
-        extreme = [size for size in sizes if size > 0 and not 1 / EXTREME < size < EXTREME]
-        if precision != torch.float32 or not extreme:
-            return precision
-        self.notes.append(
-            f"measured in double precision: a weight has entries of about {extreme[0]:.1g}, and curvature, which goes with "
-            "their square, would leave the range of single precision"
-        )
-        self._cast_inputs = True
-        return torch.float64
 
     def _tensors(self, parameters: Mapping[str, Tensor]) -> Parameters:
         fixed = self.fixed
@@ -435,29 +379,6 @@ def gradients_of(value: Tensor, leaves: list[Tensor], *, create_graph: bool = Fa
     return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, parts, strict=True)]
 
 
-@dataclass
-class SavedBytes:
-    """How much autograd keeps for the backward pass."""
-
-    bytes: int = 0
-
-
-@contextlib.contextmanager
-def counting_saved_bytes(known: set[int]) -> Iterator[SavedBytes]:
-    """Count the distinct storages that autograd saves inside, other than those in `known`."""
-    seen, saved = set(known), SavedBytes()
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            saved.bytes += min(storage.nbytes(), tensor.numel() * tensor.element_size())
-        return tensor.detach()  # a node that held its own result would never be freed
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield saved
-
-
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
@@ -473,22 +394,3 @@ def _for_dict_batches(loss: Loss) -> Loss:
             "`def loss(model, batch): return model(**batch).loss, int((batch['labels'] != -100).sum())`"
         )
     return Loss(loss.name, recording(loss.mean), whole_batch=True)
-
-
-def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
-    chosen: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found = fnmatch.filter(named, pattern)
-        if not found:
-            raise SpiritLevelError(f"no parameter matches {pattern!r}; the model has {', '.join(list(named)[:8])}, …")
-        chosen.update(found)
-    return chosen
-
-
-def _own(tensor: Tensor, callers: Tensor) -> Tensor:
-    """A copy, unless the change of precision has made one."""
-    return tensor if tensor.dtype != callers.dtype else tensor.clone()
-
-
-def _as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
-    return tensor.to(precision) if tensor.is_floating_point() else tensor

@@ -1,0 +1,111 @@
+"""Before any product is believed: one of them against a central difference of gradients, and a way that agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spiritlevel.curvature.ways import Method, Ways, distance
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.checks import refuse_nonfinite_loss
+from spiritlevel.problem.contract import Parameters
+from spiritlevel.problem.problem import Problem
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The way that products are made, and what a reader must know of it."""
+
+    method: Method
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A way that will not do: it raised, or its product differs from a difference of gradients."""
+
+    method: Method
+    raised: str | None = None
+
+    def __str__(self) -> str:
+        if self.raised is None:
+            return f"{self.method} differs from a central difference of gradients"
+        return f"{self.method} failed ({self.raised})"
+
+
+def choose_method(ways: Ways) -> Chosen:
+    """One product of a few samples, each way, against a central difference of gradients in double precision.
+
+    It is taken at a slightly moved point, so that a ReLU that sits exactly at its kink proves nothing. Among a million
+    of them one may still have its kink within the step, and where the loss is all but zero the gradient has few digits
+    left: later trials take shorter and longer steps.
+    """
+    problem = ways.problem
+    few = problem.telling_samples(2)
+    with problem.undisturbed():
+        try:
+            with problem.in_precision(torch.float64) as double:
+                return _choose(ways, double(few), torch.float64, 1e-3)
+        except RuntimeError as error:
+            if "dtype" not in str(error) and "type" not in str(error):
+                raise
+            return _choose(ways, few, problem.dtype, 0.1)  # the network insists on its own precision
+
+
+def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> Chosen:
+    failures: list[_Failure] = []
+    products: dict[Method, Callable[[Parameters, Batch, list[Tensor]], list[Tensor]]] = {
+        "kept graph": ways.by_graph,
+        "jvp of the gradient": ways.forward_over_reverse,
+    }
+    generator = torch.Generator().manual_seed(0)
+    for stretch in (1.0, 1e-1, 1e-2, 1e2, 3e2):
+        point, direction = _trial(ways.problem, generator, dtype)
+        gradient = ways.gradient(point, batch)
+        # Without entries of zero gradient: autograd holds the row of an embedding's padding fixed.
+        direction = [step * (part != 0) for step, part in zip(direction, gradient, strict=True)]
+        expected = ways.by_difference(point, batch, direction, stretch)
+        # What rounding can leave in a difference of gradients where the true product is zero.
+        relative = distance(direction) / max(distance(list(point.values())), 1e-30)
+        noise = torch.finfo(dtype).eps ** 0.5 * distance(gradient) * relative
+        for method, product in products.items():
+            try:
+                found = product(point, batch, direction)
+            except (RuntimeError, NotImplementedError) as error:
+                told = str(error).splitlines() or [type(error).__name__]
+                failures.append(_Failure(method, told[0]))
+                continue
+            if distance(found, expected) <= tolerance * distance(expected) + noise:
+                told_of = () if method == "kept graph" else (f"curvature products by {method}: {failures[0]}",)
+                return Chosen(method, told_of)
+            failures.append(_Failure(method))
+    return _only_differences(ways.problem, failures)
+
+
+def _trial(problem: Problem, generator: torch.Generator, dtype: torch.dtype) -> tuple[Parameters, list[Tensor]]:
+    point, direction = {}, []
+    for name, value in problem.parameters.items():
+        value = value.to(dtype)
+        scale = value.square().mean().sqrt() + 1e-3
+        shift, step = (torch.randn(value.shape, generator=generator, dtype=dtype).to(value.device) for _ in range(2))
+        point[name] = value + 1e-3 * scale * shift
+        direction.append(scale * step)
+    return point, direction
+
+
+def _only_differences(problem: Problem, failures: list[_Failure]) -> Chosen:
+    refuse_nonfinite_loss(problem)  # says where, if that is why
+    told = "; ".join(dict.fromkeys(map(str, failures)))
+    if all(failure.raised is None for failure in failures):
+        raise SpiritLevelError(
+            f"the second derivative of this network cannot be trusted: {told}. Some operation of the network has a "
+            "wrong double backward, or its gradient jumps where it should be smooth. torch's old "
+            "torch.nn.utils.weight_norm is a known case: fold it into the weight with remove_weight_norm. Or the loss is "
+            "written so that rounding leaves nothing of its slope where it is small: use torch's cross_entropy, "
+            "log_softmax or binary_cross_entropy_with_logits, whose digits are kept"
+        )
+    return Chosen("central differences", (f"curvature products by central differences of gradients: {told}",))

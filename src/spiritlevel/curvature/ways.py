@@ -1,0 +1,130 @@
+"""The Hessian of one batch times a vector, in each way that torch offers.
+
+`by_graph` differentiates the graph of the gradient and is the cheapest; `forward_over_reverse` serves operations that have a
+forward derivative only; `by_difference` needs nothing but gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from spiritlevel.curvature.convolutions import CheapConvolutions
+from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.contract import Parameters
+from spiritlevel.problem.problem import Problem, gradients_of
+
+Method = Literal["kept graph", "jvp of the gradient", "central differences"]
+Objective = Callable[[Problem, Parameters, Batch], Tensor]
+Edges = list[GradientEdge | None]
+
+
+def loss_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
+    """The mean loss over a chunk: its Hessian is H."""
+    return problem.chunk_loss(parameters, chunk)
+
+
+def remainder_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
+    """Σ_n r_n·f_n with r = ∇ℓ held fixed: its Hessian is H less the Gauss–Newton matrix."""
+    outputs = problem.outputs(parameters, chunk)
+    probe = outputs.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(problem.loss_function.mean(probe, chunk.targets), probe)
+    total: Tensor = (outputs * slope).sum()
+    return total
+
+
+class Flat:
+    """Parameters as one vector and back."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.names = list(parameters)
+        self.shapes = [parameters[name].shape for name in self.names]
+        self.sizes = [shape.numel() for shape in self.shapes]
+        self.size = sum(self.sizes)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        pieces = torch.split(vector, self.sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def to_dict(self, vector: Tensor) -> Parameters:
+        return dict(zip(self.names, self.split(vector), strict=True))
+
+    def slices(self) -> dict[str, slice]:
+        ends = torch.tensor(self.sizes).cumsum(0).tolist()
+        return {name: slice(end - size, end) for name, end, size in zip(self.names, ends, self.sizes, strict=True)}
+
+
+class Ways:
+    """Products with the Hessian of one batch's objective, at any point."""
+
+    def __init__(self, problem: Problem, objective: Objective, flat: Flat) -> None:
+        self.problem, self.objective, self.flat = problem, objective, flat
+
+    def gradient(self, point: Parameters, batch: Batch) -> list[Tensor]:
+        leaves = self.problem.leaves(point)
+        with torch.enable_grad():
+            return gradients_of(self.objective(self.problem, leaves, batch), list(leaves.values()))
+
+    def by_graph(self, point: Parameters, batch: Batch, direction: list[Tensor]) -> list[Tensor]:
+        leaves = {name: value.detach().requires_grad_() for name, value in point.items()}
+        with torch.enable_grad(), CheapConvolutions():
+            value = self.objective(self.problem, leaves, batch)
+            found = list(leaves.values())
+            return pull_back(edges_of(gradients_of(value, found, create_graph=True)), found, direction)
+
+    def forward_over_reverse(self, parameters: Parameters, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
+        names = self.flat.names
+
+        def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
+            def value(*point: Tensor) -> Tensor:
+                return self.objective(self.problem, dict(zip(names, point, strict=True)), chunk)
+
+            found: tuple[Tensor, ...] = torch.func.grad(value, argnums=tuple(range(len(names))))(*tensors)
+            return found
+
+        point = tuple(parameters[name].detach() for name in names)
+        return list(torch.func.jvp(gradient, point, tuple(parts))[1])
+
+    def by_difference(
+        self, parameters: Parameters, chunk: Batch, parts: list[Tensor], stretch: float = 1.0
+    ) -> list[Tensor]:
+        """(∇L(θ+hv) − ∇L(θ−hv)) / 2h with h at the cube root of the precision, relative to θ and v."""
+        values = [parameters[name] for name in self.flat.names]
+        size, length = distance(values), distance(parts)
+        if length == 0:
+            return [torch.zeros_like(part) for part in parts]
+        step = torch.finfo(values[0].dtype).eps ** (1 / 3) * max(size, 1e-30) / length * 0.1 * stretch
+        sides = []
+        for sign in (1, -1):
+            moved = [value + sign * step * part for value, part in zip(values, parts, strict=True)]
+            sides.append(self.gradient(dict(zip(self.flat.names, moved, strict=True)), chunk))
+        return [(plus - minus) / (2 * step) for plus, minus in zip(*sides, strict=True)]
+
+
+def edges_of(gradient: list[Tensor]) -> Edges:
+    """Where vectors enter the graph of a gradient; nowhere for a part that does not depend on the parameters."""
+    return [get_gradient_edge(part) if part.requires_grad else None for part in gradient]
+
+
+def pull_back(edges: Edges, leaves: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
+    """∂(gradient·vectors)/∂leaves."""
+    live = [(edge, vector) for edge, vector in zip(edges, vectors, strict=True) if edge is not None]
+    if not live:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    found = torch.autograd.grad(
+        [edge for edge, _ in live], leaves, [vector for _, vector in live], retain_graph=True, allow_unused=True
+    )
+    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, found, strict=True)]
+
+
+def distance(first: list[Tensor], second: list[Tensor] | None = None) -> float:
+    parts = first if second is None else [a - b for a, b in zip(first, second, strict=True)]
+    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))

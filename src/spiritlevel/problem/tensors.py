@@ -1,0 +1,130 @@
+"""A model's tensors as a measurement uses them: which are free, in which precision, and what autograd keeps of others."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.problem import checks
+from spiritlevel.problem.batches import normal
+from spiritlevel.problem.contract import Parameters
+
+# Matrices with entries of this size, or as small, are measured in double precision.
+EXTREME = 1e5
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The tensors of a model in the precision of the measurement.
+
+    Attributes:
+        parameters: Those to measure. They and buffers are copies, so that a network that writes into them writes into
+            nothing of the caller's.
+        fixed: Every other tensor the model needs.
+        converted: Whether the precision is not the model's own, so that inputs must be converted too.
+        notes: What a reader must know of it.
+    """
+
+    parameters: Parameters
+    fixed: Parameters
+    converted: bool
+    notes: tuple[str, ...]
+
+
+def collect(model: nn.Module, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> Collected:
+    """The parameters that match `patterns`, all trainable ones where None, in `dtype` or the precision that fits."""
+    named, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    chosen = _matching(named, patterns) if patterns is not None else set(named)
+    if not any(named[name].requires_grad for name in chosen):
+        raise SpiritLevelError(
+            "every parameter is frozen (requires_grad=False), so there is nothing to measure: "
+            "call requires_grad_(True) on those that should count"
+        )
+    tensors = {**named, **buffers}
+    for name, tensor in tensors.items():
+        checks.check_kind(name, tensor)
+    precision, notes = (dtype, ()) if dtype is not None else _precision(tensors.values(), named.values())
+    moved = {name: as_precision(tensor.detach(), precision) for name, tensor in tensors.items()}
+    for name, tensor in moved.items():
+        checks.check_finite(name, tensor, masks=name not in named)
+    free = {name: _own(moved[name], named[name]) for name in named if name in chosen and named[name].requires_grad}
+    frozen = {name: normal(moved[name]) for name in named if name not in free}
+    fixed = {**frozen, **{name: moved[name].clone() for name in buffers}}
+    return Collected(free, fixed, dtype is not None or bool(notes), notes)
+
+
+def _precision(tensors: Iterable[Tensor], parameters: Iterable[Tensor]) -> tuple[torch.dtype, tuple[str, ...]]:
+    """The widest precision the model uses, at least single, double where single would not do; and why."""
+    precision, notes = torch.float32, []
+    for tensor in tensors:
+        if tensor.dtype in (torch.float16, torch.bfloat16):  # half precision cannot carry second derivatives
+            name = str(tensor.dtype).removeprefix("torch.")
+            notes.append(f"parameters in {name} were upcast to float32 for measuring")
+        elif tensor.is_floating_point() and tensor.requires_grad:
+            precision = torch.promote_types(precision, tensor.dtype)
+    extreme = _extreme_size(parameters) if precision == torch.float32 else None
+    if extreme is not None:
+        precision = torch.float64
+        notes.append(
+            f"measured in double precision: a weight has entries of about {extreme:.1g}, and curvature, which goes with "
+            "their square, would leave the range of single precision"
+        )
+    return precision, tuple(dict.fromkeys(notes))
+
+
+def _extreme_size(tensors: Iterable[Tensor]) -> float | None:
+    """The size of a matrix so large or small that squares of what it is multiplied with leave the range; None if none is.
+
+    A network and its rescaled twin have the same outputs, but the twin's gradients may be 1e20 or 1e-20.
+    """
+    sizes = (float(tensor.detach().double().square().mean().sqrt()) for tensor in tensors if tensor.dim() > 1)
+    return next((size for size in sizes if size > 0 and not 1 / EXTREME < size < EXTREME), None)
+
+
+def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
+    chosen: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found = fnmatch.filter(named, pattern)
+        if not found:
+            raise SpiritLevelError(f"no parameter matches {pattern!r}; the model has {', '.join(list(named)[:8])}, …")
+        chosen.update(found)
+    return chosen
+
+
+def _own(tensor: Tensor, callers: Tensor) -> Tensor:
+    """A copy, unless the change of precision has made one."""
+    return tensor if tensor.dtype != callers.dtype else tensor.clone()
+
+
+def as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
+    """The tensor in this precision if it holds real numbers, else as it is."""
+    return tensor.to(precision) if tensor.is_floating_point() else tensor
+
+
+@dataclass
+class SavedBytes:
+    """How much autograd keeps for the backward pass."""
+
+    bytes: int = 0
+
+
+@contextlib.contextmanager
+def counting_saved_bytes(known: set[int]) -> Iterator[SavedBytes]:
+    """Count the distinct storages that autograd saves inside, other than those in `known`."""
+    seen, saved = set(known), SavedBytes()
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            saved.bytes += min(storage.nbytes(), tensor.numel() * tensor.element_size())
+        return tensor.detach()  # a node that held its own result would never be freed
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield saved
