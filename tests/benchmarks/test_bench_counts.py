@@ -62,6 +62,10 @@ def case(request):
     return model, (x, y)
 
 
+# Samples that checks of the problem and of rounding look at.
+CHECKS = 350
+
+
 def _counting_samples(monkeypatch):
     """How many samples go forward through the network, and how many calls that takes."""
     seen = {"samples": 0, "calls": 0}
@@ -76,13 +80,14 @@ def _counting_samples(monkeypatch):
     return seen
 
 
-def test_a_sweep_sends_the_data_forward_once(case, monkeypatch):
+def test_a_sweep_sends_the_data_forward_twice(case, monkeypatch):
+    """Once to see what runs and which samples matter, once for the sums; a few samples more for checks and rounding."""
     seen = _counting_samples(monkeypatch)
     report = sl.measure(*case, measures=SWEEP)
-    assert report.cost.passes == 1
+    assert report.cost.passes == 2
     assert report.cost.products == report.cost.gradients == 0
-    assert seen["samples"] <= SAMPLES + 100  # the rest: checks of the problem on a few samples
-    assert seen["calls"] <= 16
+    assert seen["samples"] <= 2 * SAMPLES + CHECKS
+    assert seen["calls"] <= 70
 
 
 def test_a_sweep_pulls_back_at_most_one_column_a_class(case):
@@ -118,7 +123,7 @@ def test_further_operators_share_the_passes(case):
 def test_eigenvalues_build_every_graph_once(case, monkeypatch):
     seen = _counting_samples(monkeypatch)
     sl.measure(*case, measures=["hessian_spectral_norm", "riemannian_spectral_norm"], tolerance=1e-4)
-    assert seen["samples"] <= SAMPLES + 150  # every further product goes through the kept graph
+    assert seen["samples"] <= 2 * SAMPLES + CHECKS  # every further product goes through the kept graph
 
 
 def test_layer_blocks_do_not_go_through_the_network_at_every_product(case, monkeypatch):
@@ -126,7 +131,7 @@ def test_layer_blocks_do_not_go_through_the_network_at_every_product(case, monke
     report = sl.measure(*case, measures=["kappa_sum"])
     assert report["kappa_sum"].converged
     assert report.cost.passes <= 15
-    assert seen["samples"] <= 2 * SAMPLES + 150  # once for the blocks, once for the loss
+    assert seen["samples"] <= 2 * SAMPLES + CHECKS  # once for the survey, which has the loss, once for the blocks
 
 
 def test_the_default_set_shares_what_it_needs(case, monkeypatch):
@@ -135,7 +140,7 @@ def test_the_default_set_shares_what_it_needs(case, monkeypatch):
     assert report.cost.passes <= 40
     assert report.cost.products <= 60
     assert report.cost.gradients <= 1
-    assert seen["samples"] <= 3 * SAMPLES + 300  # sweep, graphs of gradients, layer blocks
+    assert seen["samples"] <= 4 * SAMPLES + 1.5 * CHECKS  # survey, sweep, graphs of gradients, layer blocks
 
 
 PEAK = """

@@ -178,7 +178,8 @@ class Evidence:
         gathered = self.gathered
         swept = None if gathered.swept is None else gathered.swept.loss
         product = None if gathered.products is None else gathered.products.loss
-        return next((loss for loss in (gathered.loss, swept, product) if loss is not None), math.nan)
+        surveyed = None if self.problem.surveyed is None else self.problem.surveyed.loss
+        return next((loss for loss in (gathered.loss, swept, product, surveyed) if loss is not None), math.nan)
 
     def shrink(self) -> bool:
         """Halve the chunks and let go of what is kept between passes; False where a chunk cannot be halved."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +102,7 @@ class Problem:
         self.dtype, self.device = reference.dtype, reference.device
         self.ranks = current_ranks(distributed)
         self.buffers_change = self.inputs_change = self._derivatives_checked = False
+        self.surveyed: Survey | None = None
         self.chunk_size = 1
         self._plain: contextlib.AbstractContextManager[Any] = PlainDerivatives()
         self._settle()
@@ -242,17 +242,20 @@ class Problem:
             return samples
         return samples[torch.arange(count, device=self.device) % min(len(samples), count)]
 
-    @functools.cached_property
+    @property
     def survey(self) -> Survey:
         """What one pass over all of the data shows: what runs, and which samples matter."""
-        return survey(self)
+        if self.surveyed is None:
+            self.surveyed = survey(self)
+        return self.surveyed
 
-    def slopes(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """∂ℓ_n/∂f_n for every sample of a batch."""
+    def slopes(self, outputs: Tensor, batch: Batch) -> tuple[float, Tensor]:
+        """The mean loss of a batch, and ∂ℓ_n/∂f_n for each of its samples."""
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.loss_function.mean(leaf, batch.targets), leaf)
-        return slope * len(batch)
+            loss = self.loss_function.mean(leaf, batch.targets)
+            (slope,) = torch.autograd.grad(loss, leaf)
+        return float(loss.detach()), slope * len(batch)
 
     def spread_samples(self, count: int) -> list[Batch]:
         """About `count` samples spread over all data and one of every further label, in as few batches as shapes allow."""

@@ -72,11 +72,13 @@ class Survey:
     """What one pass over all of the data showed.
 
     Attributes:
+        loss: L(θ).
         seen: Every chunk that differs from the others in what it ran.
         heavy: The samples with the steepest losses.
         near: Those with an activation within rounding of its kink.
     """
 
+    loss: float
     seen: list[Seen]
     heavy: Heavy
     near: Heavy
@@ -86,18 +88,20 @@ def survey(problem: Checked) -> Survey:
     """Trace every chunk, weigh every sample; what other processes found included."""
     seen: dict[Any, Seen] = {}
     heavy, near = _Kept(problem), _Kept(problem)
+    total = 0.0
     with problem.undisturbed():
-        for chunk, _ in problem.chunks():
+        for chunk, weight in problem.chunks():
             tracer = _Surveyor(problem, chunk)
             outputs = traced(tracer, lambda leaves, chunk=chunk: problem.chunk_outputs(leaves, chunk))  # type: ignore[misc]
             found = _seen(problem, tracer, len(chunk))
             seen.setdefault((found.path, found.samples, tuple(sorted(found.shapes.items()))), found)
-            masses = _masses(problem, outputs, chunk)
+            loss, masses = _weighed(problem, outputs, chunk)
+            total += weight * loss
             heavy.add(chunk, masses)
             near.add(chunk, masses, tracer.near)
     problem.work.add(passes=1)
     shared = [each for found in problem.ranks.gather(list(seen.values())) for each in found]
-    return Survey(shared, heavy.gathered(), near.gathered())
+    return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered())
 
 
 def seen_on(problem: Checked, batch: Batch) -> Seen:
@@ -144,13 +148,16 @@ class _Surveyor(Tracer):
         self.near |= near.flatten(1).any(1) if near.dim() > 1 else near
 
 
-def _masses(problem: Checked, outputs: Any, chunk: Batch) -> Tensor:
-    """How much every sample of a chunk matters; the loss of a batch that stays whole stands for all of them."""
+def _weighed(problem: Checked, outputs: Any, chunk: Batch) -> tuple[float, Tensor]:
+    """The loss of a chunk, and how much every sample matters; of a batch that stays whole its loss stands for all of it."""
     if problem.whole:
-        return torch.full((1,), abs(float(outputs)), dtype=torch.float64)
+        return float(outputs.detach()), torch.full((1,), abs(float(outputs.detach())), dtype=torch.float64)
     if not isinstance(outputs, Tensor) or not outputs.dim() or len(outputs) != len(chunk):
-        return torch.ones(len(chunk), dtype=torch.float64)
-    return problem.slopes(outputs, chunk).flatten(1).abs().sum(1).double().cpu()
+        with torch.no_grad():
+            loss = problem.loss_function.mean(outputs, chunk.targets)
+        return float(loss), torch.ones(len(chunk), dtype=torch.float64)
+    loss, slopes = problem.slopes(outputs, chunk)
+    return loss, slopes.flatten(1).abs().sum(1).double().cpu()
 
 
 class _Kept:
