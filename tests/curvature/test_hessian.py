@@ -233,7 +233,8 @@ def test_a_gradient_that_is_none_of_any_function_is_refused():
         "the second derivative of this network cannot be trusted: kept graph differs from a central difference of gradients; "
         "jvp of the gradient differs from a central difference of gradients. Some operation of the network has a wrong double "
         "backward, or its gradient jumps where it should be smooth. torch's old torch.nn.utils.weight_norm is a known case: "
-        "fold it into the weight with remove_weight_norm"
+        "fold it into the weight with remove_weight_norm. Or the loss is written so that rounding leaves nothing of its slope "
+        "where it is small: use torch's cross_entropy, log_softmax or binary_cross_entropy_with_logits, whose digits are kept"
     ):
         HessianProducts(problem)
 

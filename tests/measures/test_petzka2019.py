@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
+from spiritlevel.curvature import hessian
 from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.curvature.ways import Ways
 
 DATA = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
 
@@ -20,10 +22,10 @@ def network(activation: type[nn.Module]) -> nn.Module:
 
 @pytest.fixture
 def no_preflight(monkeypatch) -> None:
-    def refuse(self: HessianProducts) -> str:
+    def refuse(ways: Ways) -> str:
         raise AssertionError("a preflight that nothing needs")
 
-    monkeypatch.setattr(HessianProducts, "_preflight", refuse)
+    monkeypatch.setattr(hessian, "choose_method", refuse)
 
 
 @pytest.mark.usefixtures("no_preflight")
@@ -60,7 +62,7 @@ class Curved(nn.Module):
         return self.layers(x) + self.shift.square()
 
 
-def test_an_exact_value_reports_no_products_that_others_used() -> None:
+def test_an_exact_value_reports_no_products_that_others_used(only_probes) -> None:
     report = sl.measure(Curved(), DATA, measures=["hessian_trace", "rho_sum"])
     assert not report["hessian_trace"].exact
     assert report["hessian_trace"].products > 0

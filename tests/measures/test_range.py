@@ -48,4 +48,4 @@ def test_all_weights_scaled(network, factor: float) -> None:  # type: ignore[no-
     wanted = sl.measure(scaled.double(), (data[0].double(), data[1]), measures=INVARIANT)
     for name in INVARIANT:
         assert found[name].value == pytest.approx(wanted[name].value, rel=1e-9), name
-        assert found[name].converged, name
+        assert found[name].converged or found[name].value == 0, name

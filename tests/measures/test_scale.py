@@ -52,5 +52,8 @@ def test_every_measure_follows_the_scale_of_the_loss(name, scale):
         factor = scale**power
         assert scaled[measure].value == pytest.approx(factor * plain[measure].value, rel=1e-8), measure
         assert scaled[measure].converged == plain[measure].converged, measure
-        if measure not in ("hessian_spectral_norm", "kappa_max", "kappa_sum") and not measure.startswith("riemannian"):
+        certified = measure in ("hessian_spectral_norm", "kappa_max", "kappa_sum") or measure.startswith("riemannian")
+        if plain[measure].exact:  # what rounding leaves is another draw at another scale
+            assert scaled[measure].error <= 1e-11 * abs(scaled[measure].value), measure
+        elif not certified:
             assert scaled[measure].error == pytest.approx(factor * plain[measure].error, rel=1e-6), measure

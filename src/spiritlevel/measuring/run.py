@@ -136,8 +136,8 @@ def _in_range(
 
 
 def _check_range(value: Value) -> None:
-    """Every number that is not marked as what it is must be finite; a volume may be infinite and says so."""
-    if value.method != "not available" and not value.notes and not math.isfinite(value.value + value.error):
+    """Refuse what overflowed. An infinite volume is a value like any other."""
+    if value.method != "not available" and (math.isnan(value.value) or not math.isfinite(value.error)):
         raise OverflowError(f"{value.name} is {value.value} ± {value.error}")
 
 
