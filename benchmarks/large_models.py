@@ -9,7 +9,6 @@ Random weights and a handful of samples: what is shown is that it runs, within w
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import sys
 import time
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import spiritlevel as sl
+from spiritlevel.saved import json_ready, write_json
 
 
 class Bottleneck(nn.Module):
@@ -128,7 +128,7 @@ def main() -> None:
     }
     print(f"peak {found['peak_gigabytes']:.2f} GB, {found['cpu_seconds']:.0f} s of processor time")
     if asked.out is not None:
-        asked.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        write_json(asked.out, json_ready(found))
 
 
 if __name__ == "__main__":

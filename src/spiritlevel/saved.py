@@ -1,10 +1,13 @@
-"""How results are written and read: whole files or none, and the numbers that JSON lacks as strings."""
+"""How results are written and read: whole files or none, a tag that says what they hold, and numbers that JSON lacks."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
 import math
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,53 +16,120 @@ import torch
 from torch import Tensor
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path` through a temporary file and a rename, so that a reader never sees half of it."""
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A kind of saved result: the tag that its files carry, what messages call it, and how its JSON is indented."""
+
+    tag: str
+    what: str
+    indent: int | None = 1
+
+    def document(self, result: Any, **further: str) -> dict[str, Any]:
+        """A result, or a mapping of its parts, as plain numbers, lists and strings under the tag.
+
+        >>> Format("report-1", "report").document({"loss": float("nan")}, kind="short")
+        {'format': 'report-1', 'kind': 'short', 'loss': 'nan'}
+        """
+        return {"format": self.tag, **further, **json_ready(_parts(result))}
+
+    def parts(self, document: Any) -> dict[str, Any]:
+        """What a document holds besides the tag; a document of another format is refused.
+
+        >>> Format("report-1", "report").parts({"format": "report-1", "loss": "nan"})
+        {'loss': 'nan'}
+        """
+        found = document.get("format") if isinstance(document, Mapping) else None
+        if found != self.tag:
+            raise ValueError(f"not a saved {self.what}: its format is {found!r}, needed is {self.tag!r}")
+        return {key: part for key, part in document.items() if key != "format"}
+
+    def save(self, path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
+        """Write a document as JSON; a file that exists at `path` afterwards is whole."""
+        write_json(path, document, self.indent)
+
+    def load(self, path: str | os.PathLike[str]) -> Any:
+        """The document in a file, for `parts` to check; a file that is not JSON is refused."""
+        try:
+            return json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not a saved {self.what}: {path} is not JSON ({error})") from None
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def write_json(path: str | os.PathLike[str], content: Mapping[str, Any], indent: int | None = 1) -> None:
+    """Write `content` as JSON, whole or not at all; a number that is not finite is refused (`json_ready` replaces it)."""
+    write_whole(path, json.dumps(content, indent=indent, allow_nan=False))
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file that is never seen half written, not even after the machine died.
+
+    Through a temporary file beside it, which is flushed to the disk and then renamed.
+    """
     target = Path(path)
+    data = content.encode() if isinstance(content, str) else content
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with temporary.open("xb") as stream:
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
+        temporary.replace(target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+    _flush_folder(target.parent)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _flush_folder(folder: Path) -> None:
+    """Make a new name last. The file is whole without it, and Windows cannot open folders, so that failing is no error."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
-def as_plain(entry: Any) -> Any:
-    """Tensors to nested lists, non-finite floats to strings, mappings and sequences entry by entry."""
-    if isinstance(entry, Tensor):
-        return as_plain(entry.detach().cpu().tolist())
-    if isinstance(entry, float):
-        return entry if math.isfinite(entry) else str(entry)
-    if isinstance(entry, Mapping):
-        return {str(key): as_plain(item) for key, item in entry.items()}
-    if isinstance(entry, list | tuple):
-        return [as_plain(item) for item in entry]
-    return entry
+# --- numbers -------------------------------------------------------------------------------------------------------
 
 
-def json_ready(entry: Any) -> Any:
+def json_ready(entry: Any, *, null: bool = False) -> Any:
     """The same in what JSON can hold: a number that is not finite becomes the string that `float` reads.
+
+    With `null` it becomes null instead, which `numbers` reads as nan. Tensors become lists, dataclasses mappings, and a
+    result inside another one is what its own `to_dict` gives.
 
     >>> json_ready({"a": (1.0, float("inf")), "b": "text"})
     {'a': [1.0, 'inf'], 'b': 'text'}
+    >>> json_ready({"a": (1.0, float("inf")), "b": "text"}, null=True)
+    {'a': [1.0, None], 'b': 'text'}
     """
-    return as_plain(entry)
+    if isinstance(entry, float):
+        return entry if math.isfinite(entry) else None if null else str(entry)
+    if isinstance(entry, list | tuple):
+        return [json_ready(item, null=null) for item in entry]
+    if isinstance(entry, Mapping):
+        return {str(key): json_ready(item, null=null) for key, item in entry.items()}
+    if isinstance(entry, Tensor):
+        listed = entry.detach().cpu().tolist()
+        return listed if bool(entry.isfinite().all()) else json_ready(listed, null=null)
+    if dataclasses.is_dataclass(entry):
+        return entry.to_dict() if hasattr(entry, "to_dict") else json_ready(_parts(entry), null=null)
+    return entry
+
+
+def _parts(result: Any) -> Mapping[str, Any]:
+    if isinstance(result, Mapping):
+        return result
+    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
 
 
 def from_json_ready(entry: Any) -> Any:
-    """Numbers where `json_ready` put strings.
+    """Numbers where `json_ready` put strings; all else stays, so that this is for entries of every kind.
 
     >>> from_json_ready({"a": [1.0, "inf"], "b": "text"})
     {'a': [1.0, inf], 'b': 'text'}
@@ -71,12 +141,23 @@ def from_json_ready(entry: Any) -> Any:
     return float(entry) if isinstance(entry, str) and entry in ("inf", "-inf", "nan") else entry
 
 
-def as_number(plain: float | str) -> float:
-    return float(plain)
+def numbers(entry: Any) -> Any:
+    """A number, or lists and mappings of numbers, as `json_ready` wrote them; null stands for nan.
+
+    >>> numbers({"a": [1, "inf"], "b": None})
+    {'a': [1.0, inf], 'b': nan}
+    """
+    if isinstance(entry, Mapping):
+        return {key: numbers(item) for key, item in entry.items()}
+    if isinstance(entry, list):
+        return [numbers(item) for item in entry]
+    return math.nan if entry is None else float(entry)
 
 
-def as_tensor(plain: Any) -> Tensor:
-    def numbers(entry: Any) -> Any:
-        return [numbers(item) for item in entry] if isinstance(entry, list) else float(entry)
+def as_tensor(entry: Any) -> Tensor:
+    """Nested lists of numbers, as `json_ready` wrote them, as a tensor.
 
-    return torch.tensor(numbers(plain), dtype=torch.float64)
+    >>> as_tensor([1.0, "inf"])
+    tensor([1., inf], dtype=torch.float64)
+    """
+    return torch.tensor(numbers(entry), dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +9,12 @@ from typing import Any, Literal
 
 from spiritlevel.measuring.report import Report
 from spiritlevel.presenting import show
-from spiritlevel.saved import json_ready, write_whole
+from spiritlevel.saved import Format, numbers, write_whole
 
 Verdict = Literal["invariant", "moves", "undecided"]
 
 
-FORMAT = "spiritlevel-audit-1"
+FORMAT = Format("spiritlevel-audit-1", "audit")
 
 
 @dataclass(frozen=True)
@@ -98,39 +97,26 @@ class Audit:
         return found + [(t.strength, t.report[measure].value) for t in self.trials if t.kind == kind]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "findings": [json_ready(vars(each)) for each in self.findings],
-            "skipped": dict(self.skipped),
-            "original": self.original.to_dict(),
-            "trials": [
-                {"kind": t.kind, "strength": t.strength, "seed": t.seed, "report": t.report.to_dict()}
-                for t in self.trials
-            ],
-        }
+        return FORMAT.document(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Audit:
-        if plain.get("format") != FORMAT:
-            raise ValueError(f"not a saved audit: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
+        parts = FORMAT.parts(plain)
         return cls(
-            findings=tuple(Finding(**{**each, "factor": float(each["factor"])}) for each in plain["findings"]),
-            original=Report.from_dict(plain["original"]),
-            trials=tuple(
-                Trial(t["kind"], t["strength"], t["seed"], Report.from_dict(t["report"])) for t in plain["trials"]
-            ),
-            skipped=plain["skipped"],
+            findings=tuple(Finding(**{**each, "factor": numbers(each["factor"])}) for each in parts["findings"]),
+            original=Report.from_dict(parts["original"]),
+            trials=tuple(Trial(**{**each, "report": Report.from_dict(each["report"])}) for each in parts["trials"]),
+            skipped=parts["skipped"],
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; a file that exists at `path` afterwards is whole."""
-        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
+        FORMAT.save(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Audit:
         """Read what `save` wrote."""
-        with open(path, encoding="utf-8") as stream:
-            return cls.from_dict(json.load(stream))
+        return cls.from_dict(FORMAT.load(path))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page."""

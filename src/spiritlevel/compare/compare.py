@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,9 +23,9 @@ from spiritlevel.measuring.value import Value
 from spiritlevel.presenting import show
 from spiritlevel.problem.batches import Data
 from spiritlevel.problem.losses import Loss, resolve_loss
-from spiritlevel.saved import write_whole
+from spiritlevel.saved import Format, json_ready, numbers, write_whole
 
-FORMAT = "spiritlevel-comparison-1"
+FORMAT = Format("spiritlevel-comparison-1", "comparison")
 LARGER_IS_FLATTER = frozenset({"volume_flatness"})
 
 # What rounding may do to a value that is exact otherwise, relative to its size.
@@ -121,43 +120,51 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes."""
         pairs = list(combinations(self.names, 2))
-        tau = self.agreement()
-        return {
-            "format": FORMAT,
-            "confidence": self.confidence,
-            "statements": self.statements(),
-            "rankings": {name: self.ranking(name) for name in self.measures},
-            "probabilities": {
-                name: [
-                    {"first": a, "second": b, "first_is_flatter": _or_none(self.probability(name, a, b))}
-                    for a, b in pairs
-                ]
-                for name in self.measures
-            },
-            "agreement": {name: {other: _or_none(value) for other, value in row.items()} for name, row in tau.items()},
-            "no_sampling_error": self.no_sampling_error,
-            "parts": {
-                name: {key: [_or_none(value) for value in values] for key, values in found.items()}
-                for name, found in self.parts.items()
-            },
-            "reports": {name: report.to_dict() for name, report in self.reports.items()},
+        probabilities = {
+            name: [{"first": a, "second": b, "first_is_flatter": self.probability(name, a, b)} for a, b in pairs]
+            for name in self.measures
         }
+        return FORMAT.document(
+            {
+                "confidence": self.confidence,
+                "statements": self.statements(),
+                "rankings": {name: self.ranking(name) for name in self.measures},
+                "probabilities": json_ready(probabilities, null=True),
+                "agreement": json_ready(self.agreement(), null=True),
+                "no_sampling_error": self.no_sampling_error,
+                "parts": json_ready(self.parts, null=True),
+                "reports": self.reports,
+            }
+        )
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Comparison:
         """The comparison that `to_dict` described."""
-        if plain.get("format") != FORMAT:
-            raise ValueError(f"not a saved comparison: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
-        reports = {name: Report.from_dict(entry) for name, entry in plain["reports"].items()}
+        saved = FORMAT.parts(plain)
+        reports = {name: Report.from_dict(entry) for name, entry in saved["reports"].items()}
         parts = {
-            name: {key: tuple(math.nan if value is None else value for value in values) for key, values in each.items()}
-            for name, each in plain.get("parts", {}).items()
+            name: {key: tuple(values) for key, values in each.items()}
+            for name, each in numbers(saved.get("parts", {})).items()
         }
-        return cls(reports, plain["confidence"], parts, plain.get("no_sampling_error", "it was not saved"))
+        return cls(reports, saved["confidence"], parts, saved.get("no_sampling_error", "it was not saved"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; a file that exists at `path` afterwards is whole."""
-        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
+        FORMAT.save(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Comparison:
+        """Read what `save` wrote.
+
+        >>> import tempfile
+        >>> from spiritlevel.measuring.value import Cost
+        >>> reports = {name: Report({}, loss=0.5, cost=Cost(), problem={}, environment={}) for name in ("a", "b")}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Comparison(reports, confidence=0.9).save(f"{folder}/comparison.json")
+        ...     Comparison.load(f"{folder}/comparison.json").names
+        ['a', 'b']
+        """
+        return cls.from_dict(FORMAT.load(path))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page."""
@@ -281,10 +288,6 @@ def _distribution(z: Tensor, freedom: float) -> Tensor:
         normal: Tensor = torch.special.ndtr(z)
         return normal
     return torch.from_numpy(student.cdf(z.numpy(), freedom))
-
-
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _rounding(report: Report) -> float:

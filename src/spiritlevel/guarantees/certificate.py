@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spiritlevel.presenting import show
-from spiritlevel.saved import from_json_ready, json_ready, write_whole
+from spiritlevel.saved import Format, from_json_ready, write_whole
 
 if TYPE_CHECKING:
     from spiritlevel.show.drawing import Drawing
 
-FORMAT = "spiritlevel-certificate-1"
+FORMAT = Format("spiritlevel-certificate-1", "certificate")
 
 
 @dataclass(frozen=True)
@@ -64,24 +62,22 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes."""
-        return {"format": FORMAT, **json_ready(vars(self))}
+        return FORMAT.document(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Certificate:
         """The certificate that `to_dict` described."""
-        if plain.get("format") != FORMAT:
-            raise ValueError(f"not a saved certificate: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
-        entries = {key: from_json_ready(entry) for key, entry in plain.items() if key != "format"}
-        return cls(**{**entries, "notes": tuple(plain["notes"])})
+        parts = FORMAT.parts(plain)
+        return cls(**{**from_json_ready(parts), "notes": tuple(parts["notes"])})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; a file that exists at `path` afterwards is whole."""
-        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
+        FORMAT.save(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
         """Read what `save` wrote."""
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        return cls.from_dict(FORMAT.load(path))
 
     def drawing(self) -> Drawing:
         """The terms as a stacked bar; `.figure` is a matplotlib figure, `.svg()` an element for a page."""

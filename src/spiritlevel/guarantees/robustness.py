@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 import glob
-import json
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -27,12 +26,13 @@ from spiritlevel.measuring.needs import Needs
 from spiritlevel.presenting import show
 from spiritlevel.problem.losses import Loss
 from spiritlevel.problem.problem import Problem
-from spiritlevel.saved import json_ready, write_whole
+from spiritlevel.saved import Format, as_tensor, json_ready, numbers, write_whole
 
 if TYPE_CHECKING:
     from spiritlevel.show.drawing import Drawing
 
-FORMAT = "spiritlevel-robustness-1"
+FORMAT = Format("spiritlevel-robustness-1", "feature robustness")
+_NO_NUMBERS = ("layer", "settled", "matrices", "notes", "witness")
 # How closely the second-order value has to agree to be said to hold.
 AGREEMENT = 0.05
 
@@ -105,15 +105,40 @@ class Robustness:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes. A number that is not available becomes None."""
-        plain = {key: entry for key, entry in vars(self).items() if key not in ("witness", "curve", "values", "notes")}
-        witness = None if self.witness is None else self.witness.tolist()
-        lists = {"values": list(map(_or_none, self.values)), "notes": list(self.notes), "witness": json_ready(witness)}
-        curve = [_without_nan(asdict(point)) for point in self.curve]
-        return {"format": FORMAT, **_without_nan(plain), **lists, "curve": curve}
+        return FORMAT.document({**json_ready(vars(self), null=True), "witness": self.witness})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; a file that exists at `path` afterwards is whole."""
-        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
+        FORMAT.save(path, self.to_dict())
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Robustness:
+        """What `to_dict` described; a number that was not available is nan.
+
+        >>> point = Point(0.1, 0.2, 0.0, 0.2, float("nan"), 0.3)
+        >>> found = Robustness("w", 0.1, 1, (0.2,), *[0.2] * 5, True, None, *[0.2] * 5, (point,), 0.1, "given")
+        >>> Robustness.from_dict(found.to_dict()).curve[0].adversarial
+        nan
+        """
+        parts = FORMAT.parts(plain)
+        floats = numbers({key: entry for key, entry in parts.items() if key not in _NO_NUMBERS})
+        lists = {key: tuple(entries) for key, entries in (("values", floats["values"]), ("notes", parts["notes"]))}
+        curve = tuple(Point(**point) for point in floats["curve"])
+        witness = None if parts["witness"] is None else as_tensor(parts["witness"])
+        return cls(**{**parts, **floats, **lists, "curve": curve, "witness": witness})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Robustness:
+        """Read what `save` wrote.
+
+        >>> import tempfile
+        >>> found = Robustness("w", 0.1, 1, (0.2,), *[0.2] * 5, True, None, *[0.2] * 5, (), 0.1, "given")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found.save(f"{folder}/robustness.json")
+        ...     Robustness.load(f"{folder}/robustness.json") == found
+        True
+        """
+        return cls.from_dict(FORMAT.load(path))
 
     def drawing(self) -> Drawing:
         """F against δ with its bound; `.figure` is a matplotlib figure, `.svg()` an element for a page."""
@@ -126,14 +151,6 @@ class Robustness:
 
     def __str__(self) -> str:
         return str(show(self, "text"))
-
-
-def _without_nan(plain: dict[str, Any]) -> dict[str, Any]:
-    return {key: _or_none(entry) if isinstance(entry, float) else entry for key, entry in plain.items()}
-
-
-def _or_none(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 Matrices = Literal["orthogonal", "gaussian"] | Tensor | Sequence[Tensor]

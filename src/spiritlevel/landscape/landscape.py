@@ -6,7 +6,6 @@ Loss and accuracy at every point of a grid, kept in a file while they are comput
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +22,11 @@ from spiritlevel.landscape.directions import NORMALIZATIONS, Finder, Normalizati
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.losses import LossLike
 from spiritlevel.problem.problem import Problem
-from spiritlevel.saved import write_whole
+from spiritlevel.saved import Format, as_tensor
 
 Progress = Callable[[int, int], None]
 
-FORMAT = "spiritlevel-landscape-1"
+FORMAT = Format("spiritlevel-landscape-1", "landscape", indent=None)
 SAVE_EVERY = 5
 
 
@@ -52,11 +51,11 @@ class Line:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return _document("line", vars(self))
+        return FORMAT.document(self, kind="line")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON; what is not finite is written as text."""
-        write_whole(path, json.dumps(self.to_dict(), allow_nan=False))
+        FORMAT.save(path, self.to_dict())
 
 
 @dataclass(frozen=True)
@@ -81,24 +80,22 @@ class Surface:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return _document("surface", vars(self))
+        return FORMAT.document(self, kind="surface")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON; what is not finite is written as text."""
-        write_whole(path, json.dumps(self.to_dict(), allow_nan=False))
+        FORMAT.save(path, self.to_dict())
 
 
 def load(path: str | os.PathLike[str]) -> Line | Surface:
     """A line or a surface that was saved."""
-    plain = json.loads(Path(path).read_text(encoding="utf-8"))
-    if plain.pop("format", None) != FORMAT:
-        raise ValueError(f"{path} holds no landscape")
-    kind = plain.pop("kind")
+    parts = FORMAT.parts(FORMAT.load(path))
+    kind = parts.pop("kind")
     for key in ("steps", "x", "y", "losses", "accuracies"):
-        if plain.get(key) is not None:
-            plain[key] = torch.tensor(_numbers(plain[key]), dtype=torch.float64)
-    plain["labels"], plain["notes"] = tuple(plain["labels"]), tuple(plain["notes"])
-    return Line(**plain) if kind == "line" else Surface(**plain)
+        if parts.get(key) is not None:
+            parts[key] = as_tensor(parts[key])
+    parts["labels"], parts["notes"] = tuple(parts["labels"]), tuple(parts["notes"])
+    return Line(**parts) if kind == "line" else Surface(**parts)
 
 
 def line(
@@ -345,17 +342,15 @@ class _Store:
         if not self.path.exists():
             return {}
         try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
-            if kept["format"] != FORMAT or kept["fingerprint"] != self.fingerprint:
+            kept = FORMAT.parts(FORMAT.load(self.path))
+            if kept["fingerprint"] != self.fingerprint:
                 return {}
             return {key: (float(a), float(b)) for key, (a, b) in kept["values"].items() if key in jobs}
         except (ValueError, KeyError, TypeError):
             return {}  # of another kind, or not ours: computed anew
 
     def write(self, values: Values) -> None:
-        plain = {key: [_number(part) for part in pair] for key, pair in values.items()}
-        text = json.dumps({"format": FORMAT, "fingerprint": self.fingerprint, "values": plain}, allow_nan=False)
-        write_whole(self.path, text)
+        FORMAT.save(self.path, FORMAT.document({"fingerprint": self.fingerprint, "values": values}))
 
 
 def _fingerprint(
@@ -382,25 +377,3 @@ def _tensors(problem: Problem, directions: Sequence[Parameters]) -> Iterator[Ten
         yield from direction.values()
     for batch in problem.data:
         yield from (leaf for leaf in tree_leaves((batch.inputs, batch.targets)) if isinstance(leaf, Tensor))
-
-
-def _document(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    def each(entry: Any) -> Any:
-        return (
-            _texts(entry.tolist()) if isinstance(entry, Tensor) else list(entry) if isinstance(entry, tuple) else entry
-        )
-
-    return {"format": FORMAT, "kind": kind, **{key: each(entry) for key, entry in values.items()}}
-
-
-def _texts(entry: Any) -> Any:
-    return [_texts(each) for each in entry] if isinstance(entry, list) else _number(entry)
-
-
-def _numbers(entry: Any) -> Any:
-    return [_numbers(each) for each in entry] if isinstance(entry, list) else float(entry)
-
-
-def _number(value: float) -> float | str:
-    """JSON has no infinity: such a number is kept as text."""
-    return value if math.isfinite(value) else str(value)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from spiritlevel.measuring.value import Cost, Value
 from spiritlevel.presenting import show
-from spiritlevel.saved import as_number, as_plain, as_tensor, from_json_ready, write_whole
+from spiritlevel.saved import Format, as_tensor, from_json_ready, numbers, write_whole
 
-FORMAT = "spiritlevel-report-1"
+FORMAT = Format("spiritlevel-report-1", "report")
 
 
 @dataclass(frozen=True)
@@ -57,28 +55,19 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes. Non-finite numbers become the strings JSON lacks."""
-        return {
-            "format": FORMAT,
-            "loss": as_plain(self.loss),
-            "values": {name: _value_to_dict(value) for name, value in self.values.items()},
-            "cost": as_plain(vars(self.cost)),
-            "problem": as_plain(dict(self.problem)),
-            "environment": dict(self.environment),
-            "notes": list(self.notes),
-        }
+        return FORMAT.document(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Report:
         """The report that `to_dict` described."""
-        if plain.get("format") != FORMAT:
-            raise ValueError(f"not a saved report: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
+        parts = FORMAT.parts(plain)
         return cls(
-            values={name: _value_from_dict(entry) for name, entry in plain["values"].items()},
-            loss=as_number(plain["loss"]),
-            cost=Cost(**plain["cost"]),
-            problem=plain["problem"],
-            environment=plain["environment"],
-            notes=tuple(plain["notes"]),
+            values={name: _value_from_dict(entry) for name, entry in parts["values"].items()},
+            loss=numbers(parts["loss"]),
+            cost=Cost(**parts["cost"]),
+            problem=parts["problem"],
+            environment=parts["environment"],
+            notes=tuple(parts["notes"]),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -86,12 +75,12 @@ class Report:
 
         Witnesses are written too: `report.without_witnesses().save(path)` makes a small file of a large model.
         """
-        write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
+        FORMAT.save(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
         """Read what `save` wrote."""
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        return cls.from_dict(FORMAT.load(path))
 
     # How a report is shown is registered from above, where it is known; see `presenting`.
     def to_html(
@@ -109,20 +98,12 @@ class Report:
         return str(show(self, "fragment"))
 
 
-def _value_to_dict(value: Value) -> dict[str, Any]:
-    plain: dict[str, Any] = {key: as_plain(entry) for key, entry in vars(value).items() if key != "witness"}
-    plain["witness"] = None if value.witness is None else as_plain(dict(value.witness))
-    return plain
-
-
 def _value_from_dict(plain: Mapping[str, Any]) -> Value:
     fields = dict(plain)
-    fields["value"], fields["error"] = as_number(plain["value"]), as_number(plain["error"])
-    fields["layers"] = {key: as_number(entry) for key, entry in plain["layers"].items()}
-    fields["layer_errors"] = {key: as_number(entry) for key, entry in plain["layer_errors"].items()}
-    fields["neurons"] = {key: as_tensor(entry) for key, entry in plain["neurons"].items()}
-    witness = plain["witness"]
-    fields["witness"] = None if witness is None else {key: as_tensor(entry) for key, entry in witness.items()}
+    for key in ("value", "error", "layers", "layer_errors"):
+        fields[key] = numbers(plain[key])
+    for key in ("neurons", "witness"):
+        fields[key] = None if plain[key] is None else {name: as_tensor(entry) for name, entry in plain[key].items()}
     fields["details"] = from_json_ready(plain["details"])
     fields["notes"] = tuple(plain["notes"])
     return Value(**fields)

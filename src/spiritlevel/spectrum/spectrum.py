@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,9 +29,9 @@ from spiritlevel.problem.checks import check_tolerance, check_whole_number
 from spiritlevel.problem.losses import Loss
 from spiritlevel.problem.problem import Problem
 from spiritlevel.problem.ranks import current_ranks
-from spiritlevel.saved import from_json_ready, json_ready, write_whole
+from spiritlevel.saved import Format, as_tensor, from_json_ready
 
-FORMAT = "spiritlevel-spectrum-1"
+FORMAT = Format("spiritlevel-spectrum-1", "spectrum", indent=None)
 OPERATORS = {
     "hessian": "H",
     "riemannian": "D H D, D = blockdiag(‖block‖ I)",
@@ -99,47 +97,31 @@ class Spectrum:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        whole = {
-            "format": FORMAT,
-            "operator": self.operator,
-            "size": self.size,
-            "probes": [{key: part.tolist() for key, part in vars(probe).items()} for probe in self.probes],
-            "top": [vars(each) for each in self.top],
-            "bottom": [vars(each) for each in self.bottom],
-            "loss": self.loss,
-            "cost": vars(self.cost),
-            "notes": list(self.notes),
-        }
-        plain: dict[str, Any] = json_ready(whole)
-        return plain
+        return FORMAT.document(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Spectrum:
-        plain = from_json_ready(plain)
-        if plain.get("format") != FORMAT:
-            raise ValueError(f"not a saved spectrum: its format is {plain.get('format')!r}, needed is {FORMAT!r}")
-
-        def tensor(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float64)
-
+        parts = from_json_ready(FORMAT.parts(plain))
         return cls(
-            operator=plain["operator"],
-            size=plain["size"],
-            probes=tuple(Quadrature(**{key: tensor(part) for key, part in each.items()}) for each in plain["probes"]),
-            top=tuple(Extreme(**each) for each in plain["top"]),
-            bottom=tuple(Extreme(**each) for each in plain["bottom"]),
-            loss=plain["loss"],
-            cost=Cost(**plain["cost"]),
-            notes=tuple(plain["notes"]),
+            operator=parts["operator"],
+            size=parts["size"],
+            probes=tuple(
+                Quadrature(**{key: as_tensor(part) for key, part in each.items()}) for each in parts["probes"]
+            ),
+            top=tuple(Extreme(**each) for each in parts["top"]),
+            bottom=tuple(Extreme(**each) for each in parts["bottom"]),
+            loss=parts["loss"],
+            cost=Cost(**parts["cost"]),
+            notes=tuple(parts["notes"]),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON."""
-        write_whole(path, json.dumps(self.to_dict(), allow_nan=False))
+        FORMAT.save(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spectrum:
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        return cls.from_dict(FORMAT.load(path))
 
 
 def spectrum(

@@ -6,13 +6,11 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.saved import write_whole
 
 # What is wrong with the content of a file, in words; nothing where it is as it should be.
 Check = Callable[[Mapping[str, Any]], str]
@@ -144,24 +142,7 @@ def set_aside(path: Path) -> None:
     os.replace(path, path.with_name(f"{path.name}.damaged"))
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    write_whole(path, json.dumps(content, indent=1, allow_nan=False))
-
-
 def sha256_of(path: Path) -> str:
     """The digest of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def copy_whole(source: Path, target: Path) -> None:
-    """Whole or not at all."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        shutil.copyfile(source, temporary)
-        with temporary.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)

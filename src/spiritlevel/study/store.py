@@ -30,9 +30,9 @@ from pydantic import ValidationError
 
 from spiritlevel._version import __version__
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.saved import write_whole
+from spiritlevel.saved import write_json, write_whole
 from spiritlevel.study import files
-from spiritlevel.study.files import DamagedFileError, copy_whole, read_object, set_aside, sha256_of, write_json
+from spiritlevel.study.files import DamagedFileError, read_object, set_aside, sha256_of
 from spiritlevel.study.identity import NO_CODE, Code
 from spiritlevel.study.merge import comparable, merged
 from spiritlevel.study.settings import Cell, CellConfig, Study
@@ -205,8 +205,8 @@ class CellFolder:
         """Take over a complete training of the same settings; what says that it is complete comes last."""
         self.path.mkdir(parents=True, exist_ok=True)
         if other.curve.is_file():
-            copy_whole(other.curve, self.curve)
-        copy_whole(other.checkpoint, self.checkpoint)
+            write_whole(self.curve, other.curve.read_bytes())
+        write_whole(self.checkpoint, other.checkpoint.read_bytes())
         self.write_training(other.training() or {})
 
     def write_curve(self, curve: Iterable[Epoch]) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import secrets
 import warnings
 import zipfile
 from collections import defaultdict
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import SpiritLevelError, listed
+from spiritlevel.saved import write_whole
 from spiritlevel.subjects.archives import check_unpacked, zip_sizes
 
 # Where training scripts put the weights beside optimizer, epoch and the like.
@@ -77,7 +77,7 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> None:
             f"a checkpoint holds tensors only; {', '.join(other)} of {type(model).__name__} are none"
         )
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-    _write_whole(path, safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    write_whole(path, safetensors.torch.save(tensors, metadata={"format": "pt"}))
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -158,24 +158,3 @@ def _with_tied_names(loaded: dict[str, Tensor], state: Mapping[str, Tensor]) -> 
 
 def _section(title: str, entries: list[str]) -> str:
     return f"\n  {title}: {listed(entries, most=12)}" if entries else ""
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Temporary file beside the target, flushed to disk, then renamed: whoever finds `path` finds all of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
