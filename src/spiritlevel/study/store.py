@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import hashlib
 import io
 import json
 import os
-import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -34,6 +32,7 @@ from spiritlevel.saved import write_json, write_whole
 from spiritlevel.study import files
 from spiritlevel.study.files import DamagedFileError, read_object, set_aside, sha256_of
 from spiritlevel.study.identity import NO_CODE, Code
+from spiritlevel.study.locks import Presence, holding, is_nobody_present, present
 from spiritlevel.study.merge import comparable, merged
 from spiritlevel.study.settings import Cell, CellConfig, Study
 from spiritlevel.study.train import Epoch
@@ -240,7 +239,7 @@ class StudyFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._presence: IO[str] | None = None
+        self._presence: Presence | None = None
 
     def cell(self, name: str) -> CellFolder:
         """The folder of the cell with this hash."""
@@ -264,9 +263,7 @@ class StudyFolder:
     def at_work(self) -> Iterator[None]:
         """Let other runs see that one is at work here; the system takes the sign away from a process that dies."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "running").open("a+") as stream:
-            fcntl.flock(stream, fcntl.LOCK_SH)
-            self._presence = stream
+        with present(self.path / "running") as self._presence:
             try:
                 yield
             finally:
@@ -274,12 +271,7 @@ class StudyFolder:
 
     def _others_at_work(self) -> bool:
         """Whether another run is at work here; to be asked by the holder of the folder's lock only."""
-        with (self.path / "running").open("a+") as stream:
-            sign = self._presence or stream
-            others = not _flocked(sign)
-            # Taking a lock of another kind gave the shared one up.
-            fcntl.flock(sign, fcntl.LOCK_UN if self._presence is None else fcntl.LOCK_SH)
-            return others
+        return not (is_nobody_present(self.path / "running") if self._presence is None else self._presence.is_alone())
 
     def write(self, study: Study, contents: Mapping[str, Contents], tell: Tell = _silent) -> list[CellFolder]:
         """Describe the study and each of its cells; `contents` by hash of the cell, in the order of the grid.
@@ -287,8 +279,7 @@ class StudyFolder:
         Cells that other runs of the same study have added stay; one run writes at a time.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a+") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+        with holding(self.path / "lock", wait=True):
             return self._write(study, contents, tell)
 
     def _write(self, study: Study, contents: Mapping[str, Contents], tell: Tell) -> list[CellFolder]:
@@ -423,26 +414,6 @@ def _described(name: str, cell: Cell, contents: Contents) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def locked(folders: Iterable[CellFolder]) -> Iterator[bool]:
-    """Hold the cells for this process; False where another process, of this or another run, holds one of them.
-
-    The lock belongs to the open file, so the system takes it away from a process that dies in whatever way.
-    """
+    """Hold the cells for this process; False where another process, of this or another run, holds one of them."""
     with contextlib.ExitStack() as stack:
-        yield all(_lock(stack.enter_context((folder.path / "lock").open("a+"))) for folder in folders)
-
-
-def _flocked(stream: IO[str]) -> bool:
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _lock(stream: IO[str]) -> bool:
-    if not _flocked(stream):
-        return False
-    stream.truncate(0)
-    stream.write(f"{socket.gethostname()} {os.getpid()}\n")
-    stream.flush()
-    return True
+        yield all(stack.enter_context(holding(folder.path / "lock")) for folder in folders)
