@@ -141,8 +141,17 @@ def from_json_ready(entry: Any) -> Any:
     return float(entry) if isinstance(entry, str) and entry in ("inf", "-inf", "nan") else entry
 
 
+def number(entry: float | str | None) -> float:
+    """A number as `json_ready` wrote it; null stands for nan.
+
+    >>> number(1), number("inf"), number(None)
+    (1.0, inf, nan)
+    """
+    return math.nan if entry is None else float(entry)
+
+
 def numbers(entry: Any) -> Any:
-    """A number, or lists and mappings of numbers, as `json_ready` wrote them; null stands for nan.
+    """The same for lists and mappings of numbers.
 
     >>> numbers({"a": [1, "inf"], "b": None})
     {'a': [1.0, inf], 'b': nan}
@@ -151,7 +160,7 @@ def numbers(entry: Any) -> Any:
         return {key: numbers(item) for key, item in entry.items()}
     if isinstance(entry, list):
         return [numbers(item) for item in entry]
-    return math.nan if entry is None else float(entry)
+    return number(entry)
 
 
 def as_tensor(entry: Any) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 from spiritlevel import cli
 from spiritlevel.study import engines
 from spiritlevel.study.engines.engine import Outcome, Task
-from spiritlevel.study.plan import list_studies, read_study
+from spiritlevel.study.plan import list_studies, read_plan
 from spiritlevel.study.worker import compute
 
 STUDY = """\
@@ -91,7 +91,7 @@ def test_list_names_every_built_in_study_with_its_sizes(run):
     for name, title in list_studies().items():
         [line] = [line for line in out.splitlines() if line.startswith(f"{name} ")]
         assert title in line
-        full, quick = (len(read_study(name, quick=quick).cells()) for quick in (False, True))
+        full, quick = (len(read_plan(name, quick=quick).cells) for quick in (False, True))
         assert re.search(rf"\b{full}\s+{quick}\s*$", line)
 
 
@@ -101,7 +101,7 @@ def test_show_prints_the_file_as_it_can_be_run(run, tmp_path):
     copy = tmp_path / "mine.toml"
     copy.write_text(out)
     assert tomllib.loads(out)["model"]["name"] == "petzka-fc"
-    assert read_study(str(copy)).cells() == read_study("petzka-mnist").cells()
+    assert read_plan(str(copy)).cells == read_plan("petzka-mnist").cells
 
 
 def test_run_computes_and_reports_and_goes_on(run, study, tmp_path):
@@ -187,8 +187,8 @@ def test_the_toml_in_the_documentation_is_a_study(tmp_path):
     assert blocks
     path = tmp_path / "block.toml"
     path.write_text(blocks[0])
-    assert len(read_study(str(path)).cells()) == 24
-    assert len(read_study(str(path), quick=True).cells()) == 4
+    assert len(read_plan(str(path)).cells) == 24
+    assert len(read_plan(str(path), quick=True).cells) == 4
     for name, title in list_studies().items():
-        full, quick = (len(read_study(name, quick=quick).cells()) for quick in (False, True))
+        full, quick = (len(read_plan(name, quick=quick).cells) for quick in (False, True))
         assert f"| `{name}` | {title} | {full} | {quick} |" in page

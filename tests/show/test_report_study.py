@@ -21,7 +21,7 @@ from test_report_page import HOSTILE, Outline
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.correlate import answers
-from spiritlevel.study.plan import read_study as read_settings
+from spiritlevel.study.plan import read_plan
 from spiritlevel.study.results import read_study
 from spiritlevel.study.show import page as report_module
 from spiritlevel.study.show.answer import study_answer
@@ -246,15 +246,15 @@ def test_a_folder_that_was_deleted_is_said_and_not_made_again(tmp_path: Path, mo
     with pytest.raises(SpiritLevelError, match=r"study is gone, so that results\.csv cannot be written"):
         write_study_report(folder)
     assert not folder.exists()
-    with pytest.raises(SpiritLevelError, match=r"study is no study's folder"):
+    with pytest.raises(SpiritLevelError, match=r"study holds no study"):
         write_study_report(folder)
 
 
 def test_the_title_names_the_data_that_were_used(folders: dict[str, Path]) -> None:
     study = read_study(folders["petzka-mnist"])
     assert study_title(study) == "Study petzka-mnist: Layer measures at batch sizes from 1000 to 8000"
-    full = read_settings("petzka-mnist", data_folder="/data")
-    quick = read_settings("petzka-mnist", quick=True)
+    full = read_plan("petzka-mnist", data_folder="/data")
+    quick = read_plan("petzka-mnist", quick=True)
     for described, title in (
         (full, full.title),
         (quick, f"quick version, trained on digits, of “{full.title}”"),

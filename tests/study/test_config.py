@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.plan import list_studies, read_override, read_study
+from spiritlevel.study.plan import list_studies, read_override, read_plan
 from spiritlevel.subjects.networks import build_model
 
 BUILT_IN = (
@@ -21,12 +21,12 @@ BUILT_IN = (
 
 def refusal(path: str, **options: object) -> str:
     with pytest.raises(SpiritLevelError) as caught:
-        read_study(path, **options)  # type: ignore[arg-type]
+        read_plan(path, **options)  # type: ignore[arg-type]
     return str(caught.value)
 
 
 def test_cells_are_all_combinations_with_every_seed(tiny):
-    cells = read_study(tiny).cells()
+    cells = read_plan(tiny).cells
     assert [(cell.factors, cell.seed) for cell in cells] == [
         ({"training.batch_size": 16}, 0),
         ({"training.batch_size": 16}, 1),
@@ -42,8 +42,8 @@ def test_tied_factors_move_together_and_cross_with_others(tiny):
         "factors={batch=[{training.batch_size=4, training.learning_rate=0.1}, "
         "{training.batch_size=8, training.learning_rate=0.2}], model.width=[1.0, 2.0]}"
     )
-    study = read_study(tiny, overrides=["training.batch_size=16", factors, "seeds=1"])
-    assert [tuple(cell.factors.values()) for cell in study.cells()] == [
+    study = read_plan(tiny, overrides=["training.batch_size=16", factors, "seeds=1"])
+    assert [tuple(cell.factors.values()) for cell in study.cells] == [
         (4, 0.1, 1.0),
         (4, 0.1, 2.0),
         (8, 0.2, 1.0),
@@ -61,12 +61,12 @@ def test_tied_factors_move_together_and_cross_with_others(tiny):
 def test_quoted_and_nested_names_of_factors_are_the_same(tiny):
     text = Path(tiny).read_text()
     Path(tiny).write_text(text.replace("training.batch_size = [16", '"training.batch_size" = [16'))
-    assert len(read_study(tiny).cells()) == 4
+    assert len(read_plan(tiny).cells) == 4
 
 
 def test_seeds_are_a_number_or_a_list(tiny):
-    assert read_study(tiny, overrides=["seeds=3"]).seeds == (0, 1, 2)
-    assert read_study(tiny, overrides=["seeds=[7, 5]"]).seeds == (7, 5)
+    assert read_plan(tiny, overrides=["seeds=3"]).seeds == (0, 1, 2)
+    assert read_plan(tiny, overrides=["seeds=[7, 5]"]).seeds == (7, 5)
     assert (
         refusal(tiny, overrides=["seeds=[7, 7]"])
         == "--set seeds=[7, 7]: seeds: must differ from each other, got [7, 7]"
@@ -127,12 +127,12 @@ def test_a_missing_file_and_an_unknown_name_are_refused(tmp_path):
 
 
 def test_overrides_change_settings_and_take_factors_out(tiny):
-    study = read_study(tiny, overrides=["training.epochs=7", "training.batch_size=5", "model.name=mlp:4"])
+    study = read_plan(tiny, overrides=["training.epochs=7", "training.batch_size=5", "model.name=mlp:4"])
     assert study.factors == ()
-    assert {(c.config.training.epochs, c.config.training.batch_size, c.config.model.name) for c in study.cells()} == {
+    assert {(c.config.training.epochs, c.config.training.batch_size, c.config.model.name) for c in study.cells} == {
         (7, 5, "mlp:4")
     }
-    crossed = read_study(tiny, overrides=["factors.training.batch_size=[8]", "factors.data.label_noise=[0.0, 0.5]"])
+    crossed = read_plan(tiny, overrides=["factors.training.batch_size=[8]", "factors.data.label_noise=[0.0, 0.5]"])
     assert [factor.values for factor in crossed.factors] == [((8,),), ((0.0,), (0.5,))]
 
 
@@ -168,8 +168,8 @@ def test_quick_lays_its_settings_over_the_study(tiny):
     quick = '[quick]\nseeds = 1\n[quick.model]\nname = "mlp:4"\n[quick.training]\nepochs = 1\n'
     quick += "[quick.factors]\nmodel.width = [1.0, 2.0, 3.0]\n"
     Path(tiny).write_text(Path(tiny).read_text() + quick)
-    assert len(read_study(tiny).cells()) == 4
-    cells = read_study(tiny, quick=True).cells()
+    assert len(read_plan(tiny).cells) == 4
+    cells = read_plan(tiny, quick=True).cells
     assert [cell.factors for cell in cells] == [{"model.width": 1.0}, {"model.width": 2.0}, {"model.width": 3.0}]
     assert {(c.config.training.epochs, c.config.training.batch_size, c.config.model.name) for c in cells} == {
         (1, 16, "mlp:4")
@@ -186,19 +186,19 @@ def test_quick_needs_something_to_do(tiny):
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_studies_are_whole(name):
     assert list_studies().keys() == set(BUILT_IN)
-    full, quick = read_study(name, data_folder="/somewhere"), read_study(name, quick=True)
+    full, quick = read_plan(name, data_folder="/somewhere"), read_plan(name, quick=True)
     assert full.paper == quick.paper == ("dinh2017" if name == "dinh-attack" else f"{name.split('-')[0]}2019")
-    assert len(quick.cells()) <= len(full.cells())
-    assert {cell.config.data.name for cell in quick.cells()} == {"digits"}
-    assert {cell.config.data.spec for cell in full.cells()} <= {"mnist:/somewhere", "cifar10:/somewhere"}
-    for name in {cell.config.model.name for cell in quick.cells()}:
+    assert len(quick.cells) <= len(full.cells)
+    assert {cell.config.data.name for cell in quick.cells} == {"digits"}
+    assert {cell.config.data.spec for cell in full.cells} <= {"mnist:/somewhere", "cifar10:/somewhere"}
+    for name in {cell.config.model.name for cell in quick.cells}:
         build_model(name, input_shape=(1, 8, 8), classes=10, width=0.25)
 
 
 def test_the_papers_sizes():
-    assert len(read_study("petzka-cifar10").cells()) == 4 * 4 * 9
-    assert len(read_study("tsuzuku-mnist").cells()) == 2 * 11 * 10
-    assert len(read_study("rangamani-cifar10").cells()) == 2 * 2 * 5
+    assert len(read_plan("petzka-cifar10").cells) == 4 * 4 * 9
+    assert len(read_plan("tsuzuku-mnist").cells) == 2 * 11 * 10
+    assert len(read_plan("rangamani-cifar10").cells) == 2 * 2 * 5
 
 
 # --- how large, and on which data -------------------------------------------------------------------------------------
@@ -214,25 +214,25 @@ def test_a_grid_that_is_too_large_is_refused_with_its_size_before_it_is_made(tin
     )
     wide = [f"factors.{name}={list(range(1, 51))}" for name in ("training.epochs", "training.evaluate_every")]
     assert "2 × 50 × 50 × 3 = 15,000 networks" in refusal(tiny, overrides=[*wide, "seeds=3"])
-    assert len(read_study(tiny, overrides=[*wide, "seeds=3", "most_cells=15000"]).cells()) == 15000
+    assert len(read_plan(tiny, overrides=[*wide, "seeds=3", "most_cells=15000"]).cells) == 15000
     assert "4 networks, more than most_cells = 3" in refusal(tiny, overrides=["most_cells=3"])
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_quick_version_is_titled_by_what_it_trains_on(name):
-    full, quick = read_study(name, data_folder="/somewhere"), read_study(name, quick=True)
+    full, quick = read_plan(name, data_folder="/somewhere"), read_plan(name, quick=True)
     assert quick.title == f"quick version, trained on digits, of “{full.title}”"
-    assert str(quick) == f"{name}: {quick.title}; {len(quick.cells())} networks"
+    assert str(quick) == f"{name}: {quick.title}; {len(quick.cells)} networks"
     assert (full.to_dict()["quick"], quick.to_dict()["quick"]) == (False, True)
 
 
 def test_other_data_are_named_before_a_title_that_names_data(tiny):
-    assert read_study(tiny).title == "tiny"
-    assert read_study(tiny, overrides=["data.name=digits"]).title == "trained on digits instead; tiny"
+    assert read_plan(tiny).title == "tiny"
+    assert read_plan(tiny, overrides=["data.name=digits"]).title == "trained on digits instead; tiny"
     crossed = 'factors.which=[{data.name="digits"}, {data.name="random:60,6,3,1"}]'
-    assert read_study(tiny, overrides=[crossed]).title == "trained on digits and random:60,6,3,1 instead; tiny"
-    assert read_study(tiny, overrides=["data.name=digits", "title=mine"]).title == "mine"
-    assert str(read_study(tiny, overrides=["title=''", "seeds=1", "training.batch_size=3"])) == (
+    assert read_plan(tiny, overrides=[crossed]).title == "trained on digits and random:60,6,3,1 instead; tiny"
+    assert read_plan(tiny, overrides=["data.name=digits", "title=mine"]).title == "mine"
+    assert str(read_plan(tiny, overrides=["title=''", "seeds=1", "training.batch_size=3"])) == (
         "tiny: trained on random:60,6,3,0; 1 network"
     )
 

@@ -10,10 +10,9 @@ from test_study_run import ALONE, Here
 from spiritlevel import cli
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study import worker
-from spiritlevel.study.plan import read_study
+from spiritlevel.study.plan import read_plan
 from spiritlevel.study.progress import StudyProgress
-from spiritlevel.study.results import read_curve
-from spiritlevel.study.results import read_study as read_folder
+from spiritlevel.study.results import read_curve, read_study
 from spiritlevel.study.run import Summary, prepare, run_study, summarize
 from spiritlevel.study.show.page import write_study_report
 from spiritlevel.study.store import CellFolder, StudyFolder
@@ -26,7 +25,7 @@ DAMAGES = ("{", "{}", "[]", "null", '{"name": 1, "cells": 2, "config": {}, "trai
 
 def run(tiny: str, folder: Path, *overrides: str) -> tuple[Summary, Here]:
     engine = Here()
-    study = read_study(tiny, overrides=(*ONE, *overrides))
+    study = read_plan(tiny, overrides=(*ONE, *overrides))
     return run_study(study, StudyFolder(folder), engine, StudyProgress()), engine
 
 
@@ -63,7 +62,7 @@ def test_a_damaged_result_is_measured_again_without_training(tiny, tmp_path, fin
     [told] = summarize(StudyFolder(tmp_path / "out")).failed.values()
     assert "result.json is damaged (" in told
     assert told.endswith("run the study again, which measures the network again")
-    assert read_folder(tmp_path / "out").cells[0].status == "failed"
+    assert read_study(tmp_path / "out").cells[0].status == "failed"
     write_study_report(tmp_path / "out")
     monkeypatch.setattr(worker, "train", lambda *_: pytest.fail("trained again"))
     summary, _ = run(tiny, tmp_path / "out")
@@ -148,7 +147,7 @@ def test_a_damaged_failure_is_no_obstacle(tiny, tmp_path, finished, content):
     damage(finished.path / "failed.json", content)
     [told] = summarize(StudyFolder(tmp_path / "out")).failed.values()
     assert "failed.json is damaged (" in told
-    assert "failed.json is damaged (" in read_folder(tmp_path / "out").cells[0].reason
+    assert "failed.json is damaged (" in read_study(tmp_path / "out").cells[0].reason
     summary, _ = run(tiny, tmp_path / "out")
     assert (len(summary.done), summary.failed) == (1, {})
 
@@ -187,8 +186,8 @@ def test_a_damaged_description_is_written_anew(tiny, tmp_path, finished, capsys,
 )
 def test_a_damaged_curve_costs_its_picture_only(tiny, tmp_path, finished, content):
     finished.curve.write_bytes(content)
-    study = read_folder(tmp_path / "out")
-    assert not read_curve(study, study.cells[0]).columns
+    study = read_study(tmp_path / "out")
+    assert not read_curve(study, study.cells[0])
     write_study_report(tmp_path / "out")
     assert run(tiny, tmp_path / "out", 'measure.measures=["rho_sum"]')[0].failed == {}
     finished.curve.unlink()
@@ -206,22 +205,22 @@ def seeds_listed(folder: Path) -> list[tuple[int, int]]:
 
 def test_a_run_with_other_seeds_takes_nothing_from_the_study(tiny, tmp_path, capsys):
     folder = StudyFolder(tmp_path / "out")
-    prepare(read_study(tiny, overrides=["seeds=[0, 1]"]), folder)
-    prepare(read_study(tiny, overrides=["seeds=[0, 2]"]), folder)
+    prepare(read_plan(tiny, overrides=["seeds=[0, 1]"]), folder)
+    prepare(read_plan(tiny, overrides=["seeds=[0, 2]"]), folder)
     assert seeds_listed(folder.path) == [(size, seed) for size in (16, 30) for seed in (0, 1, 2)]
-    study = read_study(tiny, overrides=["seeds=[2]", "factors.training.batch_size=[16, 60]"])
+    study = read_plan(tiny, overrides=["seeds=[2]", "factors.training.batch_size=[16, 60]"])
     summary = run_study(study, folder, Here(), StudyProgress())
     assert "also lists 5 cells of other runs, which it keeps" in capsys.readouterr().err
     grid = [(size, seed) for size in (16, 30) for seed in (0, 1, 2)]
     assert seeds_listed(folder.path) == [*grid, (60, 2)]
     assert json.loads((folder.path / "study.json").read_text())["factors"] == {"training.batch_size": [16, 30, 60]}
     assert (summary.total, len(summary.done)) == (7, 2)
-    assert {cell.status for cell in read_folder(folder.path).cells} == {"measured", "unfinished"}
+    assert {cell.status for cell in read_study(folder.path).cells} == {"measured", "unfinished"}
 
 
 def test_runs_that_start_together_all_stay_in_the_study(tiny, tmp_path):
     def start(seed: int) -> None:
-        prepare(read_study(tiny, overrides=[f"seeds=[{seed}]"]), StudyFolder(tmp_path / "out"))
+        prepare(read_plan(tiny, overrides=[f"seeds=[{seed}]"]), StudyFolder(tmp_path / "out"))
 
     runs = [threading.Thread(target=start, args=(seed,)) for seed in range(6)]
     for thread in runs:
@@ -233,9 +232,9 @@ def test_runs_that_start_together_all_stay_in_the_study(tiny, tmp_path):
 
 
 def test_other_settings_replace_the_study_unless_another_run_is_at_work(tiny, tmp_path, capsys):
-    other = read_study(tiny, overrides=['measure.measures=["rho_sum"]'])
+    other = read_plan(tiny, overrides=['measure.measures=["rho_sum"]'])
     folder = StudyFolder(tmp_path / "out")
-    prepare(read_study(tiny), folder)
+    prepare(read_plan(tiny), folder)
     with StudyFolder(tmp_path / "out").at_work():
         before = (tmp_path / "out/study.json").read_bytes()
         for mine in (folder, StudyFolder(tmp_path / "out")):
@@ -244,7 +243,7 @@ def test_other_settings_replace_the_study_unless_another_run_is_at_work(tiny, tm
             ):
                 run_study(other, mine, Here(), StudyProgress())
         assert (tmp_path / "out/study.json").read_bytes() == before
-        prepare(read_study(tiny, overrides=["seeds=3"]), folder)  # the same study may grow under it
+        prepare(read_plan(tiny, overrides=["seeds=3"]), folder)  # the same study may grow under it
     summary = run_study(other, folder, Here(), StudyProgress())
     assert (summary.total, len(summary.done)) == (4, 4)
     assert "6 cells of other settings, data or code no longer listed in" in capsys.readouterr().err
@@ -259,16 +258,16 @@ def test_a_folder_that_is_deleted_under_a_run_is_said(tiny, tmp_path):
             raise FileNotFoundError(2, "No such file or directory", str(tmp_path / "out/cells"))
 
     with pytest.raises(SpiritLevelError, match=r"out is gone, and with it what was computed: stopped"):
-        run_study(read_study(tiny), StudyFolder(tmp_path / "out"), Deleting(), StudyProgress(quiet=True))
+        run_study(read_plan(tiny), StudyFolder(tmp_path / "out"), Deleting(), StudyProgress(quiet=True))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_file_that_cannot_be_written_is_named(tiny, tmp_path):
-    prepare(read_study(tiny), StudyFolder(tmp_path / "out"))
+    prepare(read_plan(tiny), StudyFolder(tmp_path / "out"))
 
     class Refused(Here):
         def submit(self, task):
             raise PermissionError(13, "Permission denied", str(task.cells[0].parent / "log.txt"))
 
     with pytest.raises(SpiritLevelError, match=r"log\.txt: Permission denied: stopped\. What is finished stays"):
-        run_study(read_study(tiny), StudyFolder(tmp_path / "out"), Refused(), StudyProgress(quiet=True))
+        run_study(read_plan(tiny), StudyFolder(tmp_path / "out"), Refused(), StudyProgress(quiet=True))

@@ -8,7 +8,7 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.engines import local, make_engine
 from spiritlevel.study.engines.engine import Task
 from spiritlevel.study.engines.local import LocalEngine, available_cores
-from spiritlevel.study.plan import read_study
+from spiritlevel.study.plan import read_plan
 from spiritlevel.study.progress import StudyProgress
 from spiritlevel.study.run import Summary, prepare, run_study
 from spiritlevel.study.store import StudyFolder
@@ -34,7 +34,7 @@ def network(input_shape, classes, width):
 
 def compute_all(engine_name: str, study: str, folder: Path, **options) -> Summary:
     engine = make_engine(engine_name, logs=folder / "jobs", workers=2, **options)
-    return run_study(read_study(study, overrides=["seeds=1"]), StudyFolder(folder), engine, StudyProgress(quiet=True))
+    return run_study(read_plan(study, overrides=["seeds=1"]), StudyFolder(folder), engine, StudyProgress(quiet=True))
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_local_processes_that_are_killed_cost_their_cell_only(tiny, tmp_path, mo
     overrides = ["training.batch_size=16", "seeds=1", "model.name=deadly:network", "factors.model.width=[2.0, 3.0]"]
     folder = StudyFolder(tmp_path / "out")
     engine = LocalEngine(2)
-    summary = run_study(read_study(tiny, overrides=overrides), folder, engine, StudyProgress(quiet=True))
+    summary = run_study(read_plan(tiny, overrides=overrides), folder, engine, StudyProgress(quiet=True))
     survived, killed = folder.cells()
     assert summary.done == (survived.hash,)
     assert summary.failed == {killed.hash: "the worker was killed by signal 9"}
@@ -55,7 +55,7 @@ def test_local_processes_that_are_killed_cost_their_cell_only(tiny, tmp_path, mo
 
 @pytest.mark.slow
 def test_local_processes_end_when_the_engine_stops(tiny, tmp_path):
-    study = read_study(tiny, overrides=["training.epochs=1000000000", "training.ensemble=1"])
+    study = read_plan(tiny, overrides=["training.epochs=1000000000", "training.ensemble=1"])
     groups = prepare(study, StudyFolder(tmp_path / "out"))
     engine = LocalEngine(2)
     assert (engine.free, engine.running) == (2, 0)
@@ -122,7 +122,7 @@ def assert_the_same(summary: Summary, study: str, folder: Path, name: str) -> No
     from spiritlevel.study.worker import DONE, compute
 
     assert (len(summary.done), summary.failed) == (2, {})
-    prepare(read_study(study, overrides=["seeds=1"]), StudyFolder(folder / "here"))
+    prepare(read_plan(study, overrides=["seeds=1"]), StudyFolder(folder / "here"))
     for cell in StudyFolder(folder / "here").cells():
         assert compute([cell.cell]) == DONE
         there = StudyFolder(folder / name).cell(cell.hash)

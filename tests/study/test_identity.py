@@ -11,7 +11,7 @@ from test_study_run import ALONE, Here
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study import store, worker
 from spiritlevel.study.identity import source_of
-from spiritlevel.study.plan import read_study
+from spiritlevel.study.plan import read_plan
 from spiritlevel.study.progress import StudyProgress
 from spiritlevel.study.run import prepare, run_study
 from spiritlevel.study.store import StudyFolder, hash_of
@@ -67,7 +67,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def run(tiny: str, folder: Path, *overrides: str) -> Here:
     engine = Here()
-    study = read_study(tiny, overrides=[ALONE, "seeds=1", "training.batch_size=16", *overrides])
+    study = read_plan(tiny, overrides=[ALONE, "seeds=1", "training.batch_size=16", *overrides])
     summary = run_study(study, StudyFolder(folder), engine, StudyProgress())
     assert (summary.total, len(summary.done), summary.failed) == (1, 1, {})
     return engine
@@ -123,7 +123,7 @@ def test_a_loss_that_was_edited_is_measured_again_but_not_trained(tiny, tmp_path
 
 def test_code_that_is_edited_while_a_study_runs_is_refused(tiny, tmp_path, code):
     folder = StudyFolder(tmp_path / "out")
-    prepare(read_study(tiny, overrides=[OWN, "measure.loss=mylosses:loss"]), folder)
+    prepare(read_plan(tiny, overrides=[OWN, "measure.loss=mylosses:loss"]), folder)
     first, second = folder.cells()[:2]
     assert compute([first.cell]) == DONE
     code("layers", LAYERS.replace("ReLU", "Tanh"))
@@ -140,7 +140,7 @@ def test_code_that_is_edited_while_a_study_runs_is_refused(tiny, tmp_path, code)
 
 def test_settings_that_were_edited_by_hand_are_refused(tiny, tmp_path):
     folder = StudyFolder(tmp_path / "out")
-    prepare(read_study(tiny), folder)
+    prepare(read_plan(tiny), folder)
     cell = folder.cells()[0]
     settings = cell.settings()
     settings["config"]["training"]["learning_rate"] = 0.3
@@ -152,7 +152,7 @@ def test_settings_that_were_edited_by_hand_are_refused(tiny, tmp_path):
 def test_networks_of_this_library_keep_their_names(tiny, monkeypatch):
     """Folders from before the code of users counted go on where they were."""
     monkeypatch.setattr(store, "__version__", "0.1.0")
-    config = read_study(tiny).cells()[0].config
+    config = read_plan(tiny).cells[0].config
     assert hash_of(config, "data") == "4cf5da383313d5ac"
 
 

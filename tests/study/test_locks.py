@@ -13,9 +13,9 @@ import types
 import pytest
 
 from spiritlevel.study import locks
-from spiritlevel.study.plan import read_study
+from spiritlevel.study.plan import read_plan
 from spiritlevel.study.run import prepare
-from spiritlevel.study.store import CellFolder, StudyFolder, locked
+from spiritlevel.study.store import StudyFolder, locked
 
 fcntl = pytest.importorskip("fcntl")
 
@@ -110,7 +110,7 @@ def test_a_killed_process_is_neither_present_nor_holds_anything(tmp_path):
 def test_a_study_is_written_and_its_cells_are_held(tiny, tmp_path):
     folder = StudyFolder(tmp_path / "out")
     with folder.at_work():
-        prepare(read_study(tiny), folder)
+        prepare(read_plan(tiny), folder)
         with locked(folder.cells()) as held:
             assert held
             with locked(folder.cells()[1:]) as also_held:
@@ -141,10 +141,10 @@ def test_a_study_runs_where_fcntl_is_missing(tiny, tmp_path):
         sys.modules.update(dict.fromkeys(("fcntl", "resource", "pwd", "grp", "termios"), None))
         from spiritlevel import cli
         from spiritlevel.study import worker
-        from spiritlevel.study.plan import read_study
+        from spiritlevel.study.plan import read_plan
         from spiritlevel.study.run import prepare
         from spiritlevel.study.store import StudyFolder
-        [[cell]] = prepare(read_study({tiny!r}, overrides=["seeds=1", "training.batch_size=16"]), StudyFolder("out"))
+        [[cell]] = prepare(read_plan({tiny!r}, overrides=["seeds=1", "training.batch_size=16"]), StudyFolder("out"))
         assert worker.compute([cell.cell]) == worker.DONE
         cli.main(["study", "status", "out"])
     """

@@ -163,7 +163,22 @@ def test_a_damaged_result_is_a_failed_cell_with_the_remedy(tmp_path: Path, text:
     cell = read_study(folder).cells[5]
     assert cell.status == "failed"
     assert told in cell.reason
-    assert cell.reason.endswith("run the study again, which measures it again")
+    assert cell.reason.endswith("run the study again, which measures the network again")
+
+
+def test_a_result_whose_numbers_are_none_is_a_failed_cell(tmp_path: Path) -> None:
+    cell = change(small(tmp_path), 5, training__test_loss=[1.0]).cells[5]
+    assert (cell.status, cell.error) == ("failed", cell.reason)
+    assert cell.reason.startswith("result.json is not a cell's result (TypeError(")
+
+
+def test_a_failure_is_told_in_a_line_and_kept_in_full(tmp_path: Path) -> None:
+    folder = small(tmp_path)
+    name = json.loads((folder / "study.json").read_text())["cells"][5]["hash"]
+    (folder / "cells" / name / "result.json").unlink()
+    (folder / "cells" / name / "failed.json").write_text('{"error": "it broke\\nhere", "attempts": 2}')
+    cell = read_study(folder).cells[5]
+    assert (cell.status, cell.reason, cell.error) == ("failed", "here (2 attempts)", "it broke\nhere")
 
 
 def test_a_result_stands_before_an_older_failure(tmp_path: Path) -> None:
@@ -180,7 +195,9 @@ def test_folders_of_no_cell_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpiritLevelError, match=r"is no study's folder: it has no study\.json; pass the folder"):
+    with pytest.raises(
+        SpiritLevelError, match=r"holds no study: no file study\.json; `spiritlevel study run` makes one"
+    ):
         read_study(tmp_path)
     (tmp_path / "study.json").write_text('{"name": "x"}')
     with pytest.raises(SpiritLevelError, match=r"study\.json is damaged \(it has no 'cells'\); run the study again"):
@@ -205,10 +222,10 @@ def test_a_measure_under_another_loss_keeps_its_label(tmp_path: Path) -> None:
 
 
 def test_curves_are_read_and_their_absence_is_none(study: Study) -> None:
-    curve = read_curve(study, study.cells[0]).columns
+    curve = read_curve(study, study.cells[0])
     assert curve["epoch"][:2] == (1.0, 2.0)
     assert len(curve["train_loss"]) == study.cells[0].training["epochs"]
-    assert read_curve(study, study.cells[-1]).columns == {}
+    assert read_curve(study, study.cells[-1]) == {}
 
 
 def test_the_fixture_has_the_shape_of_every_built_in_kind(tmp_path: Path) -> None:

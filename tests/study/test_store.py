@@ -6,17 +6,17 @@ import pytest
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study import store
-from spiritlevel.study.plan import read_study
+from spiritlevel.study.plan import read_plan
 from spiritlevel.study.run import prepare
 from spiritlevel.study.store import CellFolder, StudyFolder, hash_of, locked, training_hash_of
 from spiritlevel.study.train import Epoch
 
 
 def test_a_cell_is_named_by_settings_data_and_version(tiny, monkeypatch):
-    cells = read_study(tiny).cells()
+    cells = read_plan(tiny).cells
     names = [hash_of(cell.config, "data") for cell in cells]
     assert len(set(names)) == len(names) == 4
-    assert names[0] == hash_of(read_study(tiny).cells()[0].config, "data")
+    assert names[0] == hash_of(read_plan(tiny).cells[0].config, "data")
     assert hash_of(cells[0].config, "other data") != names[0]
     monkeypatch.setattr(store, "__version__", "0.0.0")
     assert hash_of(cells[0].config, "data") != names[0]
@@ -24,14 +24,14 @@ def test_a_cell_is_named_by_settings_data_and_version(tiny, monkeypatch):
 
 def test_where_the_data_lie_and_who_trains_together_is_no_part_of_a_name(tiny):
     overrides = ["data.name=mnist", "training.ensemble=2"]
-    here = read_study(tiny, data_folder="/here", overrides=overrides[:1]).cells()[0].config
-    there = read_study(tiny, data_folder="/there", overrides=overrides).cells()[0].config
+    here = read_plan(tiny, data_folder="/here", overrides=overrides[:1]).cells[0].config
+    there = read_plan(tiny, data_folder="/there", overrides=overrides).cells[0].config
     assert hash_of(here, "data") == hash_of(there, "data")
 
 
 def test_what_is_trained_does_not_depend_on_what_is_measured(tiny):
-    one = read_study(tiny).cells()[0].config
-    other = read_study(tiny, overrides=["measure.tolerance=0.1"]).cells()[0].config
+    one = read_plan(tiny).cells[0].config
+    other = read_plan(tiny, overrides=["measure.tolerance=0.1"]).cells[0].config
     assert hash_of(one, "data") != hash_of(other, "data")
     assert training_hash_of(one, "data") == training_hash_of(other, "data")
     assert training_hash_of(one, "data") != training_hash_of(one.model_copy(update={"seed": 5}), "data")
@@ -39,7 +39,7 @@ def test_what_is_trained_does_not_depend_on_what_is_measured(tiny):
 
 def test_the_folder_describes_the_study_and_every_cell(tiny, tmp_path):
     folder = StudyFolder(tmp_path / "out")
-    prepare(read_study(tiny), folder)
+    prepare(read_plan(tiny), folder)
     described = json.loads((tmp_path / "out/study.json").read_text())
     assert described["name"] == "tiny"
     assert described["factors"] == {"training.batch_size": [16, 30]}
@@ -56,11 +56,11 @@ def test_the_folder_describes_the_study_and_every_cell(tiny, tmp_path):
 
 def test_a_folder_of_another_study_is_refused(tiny, tmp_path):
     folder = StudyFolder(tmp_path / "out")
-    prepare(read_study(tiny), folder)
-    prepare(read_study(tiny, overrides=["seeds=3"]), folder)  # the same study may grow
+    prepare(read_plan(tiny), folder)
+    prepare(read_plan(tiny, overrides=["seeds=3"]), folder)  # the same study may grow
     assert len(folder.cells()) == 6
     with pytest.raises(SpiritLevelError, match="holds the study 'tiny', not 'other'; choose another folder"):
-        prepare(read_study(tiny, overrides=["name=other"]), folder)
+        prepare(read_plan(tiny, overrides=["name=other"]), folder)
 
 
 def test_a_folder_without_study_and_a_damaged_file_are_refused(tmp_path):

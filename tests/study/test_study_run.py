@@ -15,7 +15,7 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study import run as running
 from spiritlevel.study import worker
 from spiritlevel.study.engines.engine import Outcome, Task
-from spiritlevel.study.plan import read_study
+from spiritlevel.study.plan import read_plan
 from spiritlevel.study.progress import Count, StudyProgress, time_left
 from spiritlevel.study.run import prepare, run_study, summarize
 from spiritlevel.study.store import CellFolder, StudyFolder, locked
@@ -64,12 +64,12 @@ class Here:
 
 def go(tiny: str, folder: Path, *overrides: str, engine: Here | None = None) -> tuple[running.Summary, Here]:
     engine = engine or Here()
-    study = read_study(tiny, overrides=overrides)
+    study = read_plan(tiny, overrides=overrides)
     return run_study(study, StudyFolder(folder), engine, StudyProgress(quiet=True)), engine
 
 
 def names(tiny: str, folder: Path, *overrides: str) -> list[str]:
-    prepare(read_study(tiny, overrides=overrides), StudyFolder(folder))
+    prepare(read_plan(tiny, overrides=overrides), StudyFolder(folder))
     return [cell.hash for cell in StudyFolder(folder).cells()]
 
 
@@ -89,7 +89,7 @@ def test_a_second_run_computes_nothing(tiny, tmp_path):
 
 
 def test_seeds_of_a_point_are_grouped_and_first_seeds_come_first(tiny, tmp_path):
-    groups = prepare(read_study(tiny, overrides=["seeds=3", "training.ensemble=2"]), StudyFolder(tmp_path / "out"))
+    groups = prepare(read_plan(tiny, overrides=["seeds=3", "training.ensemble=2"]), StudyFolder(tmp_path / "out"))
     seeds = [[cell.settings()["seed"] for cell in group] for group in groups]
     sizes = [{cell.settings()["factors"]["training.batch_size"] for cell in group} for group in groups]
     assert seeds == [[0, 1], [0, 1], [2], [2]]
@@ -177,7 +177,7 @@ def test_an_interruption_stops_the_workers_and_says_how_to_go_on(tiny, tmp_path,
 
     engine = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        run_study(read_study(tiny), StudyFolder(tmp_path / "out"), engine, StudyProgress())
+        run_study(read_plan(tiny), StudyFolder(tmp_path / "out"), engine, StudyProgress())
     assert engine.stopped
     assert "interrupted; what is finished stays, and the same command goes on" in capsys.readouterr().err
 
@@ -303,7 +303,7 @@ def test_time_left_goes_by_the_cells_of_this_run():
 
 def test_plain_lines_where_there_is_no_terminal(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("spiritlevel.study.progress.PLAIN_EVERY", 0.0)
-    run_study(read_study(tiny, overrides=[ALONE]), StudyFolder(tmp_path / "out"), Here(), StudyProgress())
+    run_study(read_plan(tiny, overrides=[ALONE]), StudyFolder(tmp_path / "out"), Here(), StudyProgress())
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "0 of 4 cells done, 0 running, 0 failed"
     assert lines[1].startswith("1 of 4 cells done, 1 running, 0 failed, about ")
@@ -319,9 +319,7 @@ def test_a_live_line_on_a_terminal(tiny, tmp_path):
     console = Console(file=text, force_terminal=True, width=100)
     failing = names(tiny, tmp_path / "out", ALONE)[0]
     engine = Here({failing: [Outcome(-9), Outcome(-9)]})
-    run_study(
-        read_study(tiny, overrides=[ALONE]), StudyFolder(tmp_path / "out"), engine, StudyProgress(console=console)
-    )
+    run_study(read_plan(tiny, overrides=[ALONE]), StudyFolder(tmp_path / "out"), engine, StudyProgress(console=console))
     assert f"cell {failing} failed: the worker was killed by signal 9" in text.getvalue()
     assert "of 4 cells done" in text.getvalue()
 

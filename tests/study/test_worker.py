@@ -10,7 +10,7 @@ import torch
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.report import Report
 from spiritlevel.study import store, worker
-from spiritlevel.study.plan import read_study
+from spiritlevel.study.plan import read_plan
 from spiritlevel.study.run import prepare
 from spiritlevel.study.store import CellFolder, StudyFolder, locked
 from spiritlevel.study.worker import CRASHED, DISK_FULL, DONE, HELD, REFUSED, compute, main
@@ -19,7 +19,7 @@ from spiritlevel.subjects.checkpoint import read_state_dict
 
 def cells(tiny: str, folder: Path, *overrides: str) -> list[CellFolder]:
     study_folder = StudyFolder(folder)
-    prepare(read_study(tiny, overrides=overrides), study_folder)
+    prepare(read_plan(tiny, overrides=overrides), study_folder)
     return study_folder.cells()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.subjects import archives, cifar_pickle
+from spiritlevel.subjects import archives
 from spiritlevel.subjects import data as data_module
 from spiritlevel.subjects.data import fingerprint, list_data, load_data
 from spiritlevel.subjects.factory import import_factory
@@ -318,8 +318,8 @@ def test_cifar10_pickle_that_asks_for_code_is_refused_and_nothing_runs(tmp_path,
 
 def test_cifar10_pickle_cannot_reach_numpy_itself():
     # numpy's own __setstate__ trusts the flags it is handed; the stand-ins have none to trust.
-    allowed = cifar_pickle._DataUnpickler.ALLOWED.values()
-    assert all(standin.__module__ == cifar_pickle.__name__ for standin in allowed)
+    allowed = data_module._DataUnpickler.ALLOWED.values()
+    assert all(standin.__module__ == data_module.__name__ for standin in allowed)
     assert all("__setstate__" in dir(standin) for standin in allowed)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from spiritlevel.measuring.report import Report
 from spiritlevel.presenting import show
-from spiritlevel.saved import Format, numbers, write_whole
+from spiritlevel.saved import Format, number, write_whole
 
 Verdict = Literal["invariant", "moves", "undecided"]
 
@@ -103,7 +103,7 @@ class Audit:
     def from_dict(cls, plain: Mapping[str, Any]) -> Audit:
         parts = FORMAT.parts(plain)
         return cls(
-            findings=tuple(Finding(**{**each, "factor": numbers(each["factor"])}) for each in parts["findings"]),
+            findings=tuple(Finding(**{**each, "factor": number(each["factor"])}) for each in parts["findings"]),
             original=Report.from_dict(parts["original"]),
             trials=tuple(Trial(**{**each, "report": Report.from_dict(each["report"])}) for each in parts["trials"]),
             skipped=parts["skipped"],

@@ -46,11 +46,11 @@ SlurmSettings = Annotated[
 @study.command("list")
 def list_command() -> None:
     """List the built-in studies."""
-    from spiritlevel.study.plan import list_studies, read_study
+    from spiritlevel.study.plan import list_studies, read_plan
 
     table = Table("study", "what", "networks", "quick", box=None, pad_edge=False)
     for name, title in list_studies().items():
-        full, quick = len(read_study(name).cells()), len(read_study(name, quick=True).cells())
+        full, quick = len(read_plan(name).cells), len(read_plan(name, quick=True).cells)
         table.add_row(name, title, str(full), str(quick))
     Console().print(table)
 
@@ -58,9 +58,9 @@ def list_command() -> None:
 @study.command()
 def show(name: NameOrFile) -> None:
     """Print a study's file, to read or to start your own from."""
-    from spiritlevel.study.plan import read_study, read_text
+    from spiritlevel.study.plan import read_plan, read_text
 
-    read_study(name)
+    read_plan(name)
     print(read_text(name)[0], end="")
 
 
@@ -82,12 +82,12 @@ def run(
     Stopped in whatever way, the same command goes on where it was.
     """
     from spiritlevel.study.engines import make_engine
-    from spiritlevel.study.plan import read_override, read_study
+    from spiritlevel.study.plan import read_override, read_plan
     from spiritlevel.study.progress import StudyProgress
     from spiritlevel.study.run import run_study
     from spiritlevel.study.store import StudyFolder
 
-    read = read_study(
+    read = read_plan(
         name, quick=quick, data_folder=None if data_folder is None else str(data_folder), overrides=set_ or ()
     )
     check_folder("--folder", folder)

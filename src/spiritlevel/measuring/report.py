@@ -9,7 +9,7 @@ from typing import Any
 
 from spiritlevel.measuring.value import Cost, Value
 from spiritlevel.presenting import show
-from spiritlevel.saved import Format, as_tensor, from_json_ready, numbers, write_whole
+from spiritlevel.saved import Format, as_tensor, from_json_ready, number, numbers, write_whole
 
 FORMAT = Format("spiritlevel-report-1", "report")
 
@@ -63,7 +63,7 @@ class Report:
         parts = FORMAT.parts(plain)
         return cls(
             values={name: _value_from_dict(entry) for name, entry in parts["values"].items()},
-            loss=numbers(parts["loss"]),
+            loss=number(parts["loss"]),
             cost=Cost(**parts["cost"]),
             problem=parts["problem"],
             environment=parts["environment"],

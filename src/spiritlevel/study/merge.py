@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# Settings that a cell's name does not depend on.
-_ELSEWHERE = ("data.folder", "training.ensemble", "seeds")
+from spiritlevel.saved import json_ready
+from spiritlevel.study.settings import flattened
+
+# Settings that the name of a cell does not depend on.
+_NOT_IN_NAMES = ("data.folder", "training.ensemble", "seeds")
 
 
 def comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether two descriptions differ at most in their seeds and in the levels of their factors."""
-    return _fixed(before) == _fixed(_plain(now))
+    return _fixed(before) == _fixed(json_ready(now))
 
 
 def _fixed(described: Mapping[str, Any]) -> dict[str, Any]:
     """What all cells of a study share."""
     factors = described.get("factors") or {}
-    settings = {key: value for key, value in _flat(described.get("config") or {}) if key not in (*factors, *_ELSEWHERE)}
+    settings = {
+        key: value for key, value in flattened(described.get("config") or {}) if key not in (*factors, *_NOT_IN_NAMES)
+    }
     return {**settings, "of": (described.get("version"), sorted(factors), described.get("tied"), described.get("gap"))}
 
 
 def merged(before: Mapping[str, Any], now: Mapping[str, Any], further: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The description `now` with `further` cells from before, in the order of the common grid."""
-    now = _plain(now)
+    now = json_ready(now)
     cells = [*now["cells"], *further]
     groups = _groups(now)
     levels = {
@@ -72,16 +76,3 @@ def _level(cell: Mapping[str, Any], group: Sequence[str]) -> list[Any]:
 
 def _seeds(described: Mapping[str, Any]) -> list[Any]:
     return list((described.get("config") or {}).get("seeds") or [])
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _plain(described: Mapping[str, Any]) -> dict[str, Any]:
-    """As it comes back from a file: tuples as lists."""
-    return dict(json.loads(json.dumps(described)))

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from spiritlevel.errors import SpiritLevelError, suggest
-from spiritlevel.study.settings import CROSSED, Cell, CellConfig, Factor, Head, Study
+from spiritlevel.study.settings import CROSSED, CellConfig, Factor, Head, Plan, PlannedCell, flattened
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
@@ -55,10 +55,10 @@ def read_text(name_or_file: str) -> tuple[str, str]:
     return (_built_in() / f"{name_or_file}.toml").read_text(encoding="utf-8"), f"{name_or_file}.toml"
 
 
-def read_study(
+def read_plan(
     name_or_file: str, *, quick: bool = False, data_folder: str | None = None, overrides: Sequence[str] = ()
-) -> Study:
-    """The study in a file or built in, with its [quick] settings if asked for, then `overrides`.
+) -> Plan:
+    """What the study in a file, or a built-in one, asks for: with its [quick] settings if wanted, then `overrides`.
 
     An override is "training.epochs=5", "seeds=3" or "factors.training.batch_size=[32, 64]". Setting something that is
     crossed to a single value takes it out of the grid.
@@ -82,23 +82,23 @@ def read_study(
     for override in overrides:
         reader.override(raw, *read_override(override, "--set"), f"--set {override}")
     changed = _data_names(raw) != told
-    study = reader.study(raw)
+    plan = reader.plan(raw)
     if quick:
-        return replace(study, quick=True, title=_quick_title(study))
-    if not changed or not study.title or ("title",) in reader.given:
-        return study
-    return replace(study, title=f"trained on {study.data} instead; {study.title}")
+        return replace(plan, quick=True, title=_quick_title(plan))
+    if not changed or not plan.title or ("title",) in reader.given:
+        return plan
+    return replace(plan, title=f"trained on {plan.data} instead; {plan.title}")
 
 
-def _quick_title(study: Study) -> str:
+def _quick_title(plan: Plan) -> str:
     """What the small version is: the title of the whole study may name data and networks that it does not use."""
-    return f"quick version, trained on {study.data}" + (f", of “{study.title}”" if study.title else "")
+    return f"quick version, trained on {plan.data}" + (f", of “{plan.title}”" if plan.title else "")
 
 
 def _data_names(raw: Mapping[str, Any]) -> list[Any]:
     """The data sets that a file names, crossed, tied to other settings or fixed."""
     levels = ((label, value) for label, values in raw["factors"].items() for value in values)
-    tables = (dict(_flattened(value)) if isinstance(value, dict) else {label: value} for label, value in levels)
+    tables = (dict(flattened(value)) if isinstance(value, dict) else {label: value} for label, value in levels)
     crossed = [table["data.name"] for table in tables if "data.name" in table]
     section = raw.get("data")
     return crossed or [section.get("name") if isinstance(section, dict) else None]
@@ -120,7 +120,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class _Reader:
-    """From plain dictionaries to a checked study; knows where each key stands."""
+    """From plain dictionaries to a checked plan; knows where each key stands."""
 
     def __init__(self, where: str, lines: Mapping[Key, int]) -> None:
         self.where, self.lines = where, lines
@@ -155,7 +155,7 @@ class _Reader:
         if not isinstance(factors, dict):
             self.refuse(("factors",), "must be a table, [factors], of settings with lists of values")
         made: dict[str, list[Any]] = {}
-        for name, values in _flattened(factors):
+        for name, values in flattened(factors):
             if not isinstance(values, list) or not values:
                 self.refuse(("factors", *name.split(".")), f"must be a list of values to cross, got {values!r}")
             made[name] = values
@@ -177,7 +177,7 @@ class _Reader:
                 self.refuse(key, f"{part!r} is a value, not a section")
         place[key[-1]] = value
 
-    def study(self, raw: dict[str, Any]) -> Study:
+    def plan(self, raw: dict[str, Any]) -> Plan:
         factors = tuple(self.factor(label, values) for label, values in raw.pop("factors").items())
         met = Counter(name for factor in factors for name in factor.names)
         for name, times in met.items():
@@ -192,7 +192,7 @@ class _Reader:
         sections.setdefault("measure", {})
         cells = tuple(self.crossed(sections, factors, seeds))
         settings = cells[0].config.model_dump(mode="json", exclude={"seed"})
-        return Study(head.name, head.title, head.paper, head.gap, seeds, factors, settings, cells)
+        return Plan(head.name, head.title, head.paper, head.gap, seeds, factors, settings, cells)
 
     def check_size(self, head: Head, factors: tuple[Factor, ...]) -> None:
         """Refuse a grid that is larger than the study says it may be, before it is made."""
@@ -214,7 +214,7 @@ class _Reader:
             return Factor((label,), tuple((value,) for value in self._distinct(values, key)))
         if "." in label:
             self.refuse(key, "a table is no value to cross; cross the settings inside, one by one or tied under a word")
-        tables = [dict(_flattened(value)) if isinstance(value, dict) else {} for value in values]
+        tables = [dict(flattened(value)) if isinstance(value, dict) else {} for value in values]
         names = tuple(tables[0])
         if any(set(table) != set(names) for table in tables) or not names:
             self.refuse(key, "tied settings need the same keys in every table")
@@ -237,7 +237,9 @@ class _Reader:
         near = suggest(name, known) or "; settings are written section.key, such as training.batch_size"
         self.refuse(key, f"no setting {name!r} to cross{near}")
 
-    def crossed(self, sections: dict[str, Any], factors: tuple[Factor, ...], seeds: tuple[int, ...]) -> Iterator[Cell]:
+    def crossed(
+        self, sections: dict[str, Any], factors: tuple[Factor, ...], seeds: tuple[int, ...]
+    ) -> Iterator[PlannedCell]:
         for point in itertools.product(*(factor.values for factor in factors)):
             chosen: dict[str, Any] = {}
             for factor, values in zip(factors, point, strict=True):
@@ -247,7 +249,7 @@ class _Reader:
                 self._set(settings, name, value)
             config = self.checked(CellConfig, {**settings, "seed": seeds[0]}, (), crossed=tuple(chosen))
             for seed in seeds:
-                yield Cell(dict(chosen), config.model_copy(update={"seed": seed}))
+                yield PlannedCell(dict(chosen), config.model_copy(update={"seed": seed}))
 
     def _set(self, settings: dict[str, Any], name: str, value: Any) -> None:
         *path, last = name.split(".")
@@ -317,17 +319,8 @@ def _settings_in(prefix: str, annotation: Any) -> Iterator[str]:
         yield from _settings_in(f"{prefix}.{name}", field.annotation)
 
 
-def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables as dotted names with what they hold."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flattened(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def _names(values: list[Any]) -> set[str]:
-    return {name for value in values if isinstance(value, dict) for name, _ in _flattened(value)}
+    return {name for value in values if isinstance(value, dict) for name, _ in flattened(value)}
 
 
 _BARE = r"""(?:"[^"]*"|'[^']*'|[\w-]+)"""

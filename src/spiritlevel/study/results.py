@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.files import failure_damage, read_object, result_damage, study_damage
+from spiritlevel.saved import number
+from spiritlevel.study.store import CellFolder, StudyFolder
 
 Status = Literal["measured", "excluded", "failed", "unfinished"]
 
@@ -66,7 +67,8 @@ class Cell:
         hash: Its folder's name.
         factors: What distinguishes it, apart from its seed.
         status: `measured` where it reached the stopping rule and was measured; only those take part in statistics.
-        reason: Why it was not measured, in words; empty where it was.
+        reason: Why it was not measured, in a line; empty where it was.
+        error: What went wrong, in full; empty where nothing did.
         training: Losses, accuracies and how training ended; empty where it never ended.
         measures: Network and layer quantities; an excluded network can have them too.
         rescaled: The same of a twin with randomly rescaled layers; empty where there is none.
@@ -77,6 +79,7 @@ class Cell:
     seed: int | None
     status: Status
     reason: str
+    error: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
     measures: Quantities = field(default_factory=dict)
     rescaled: Quantities = field(default_factory=dict)
@@ -96,7 +99,7 @@ class Cell:
 
     def trained(self, name: str) -> float:
         """A number of the training, nan where it is missing."""
-        return _number(self.training.get(name))
+        return number(self.training.get(name))
 
 
 @dataclass(frozen=True)
@@ -188,15 +191,15 @@ class Study:
         return [math.nan if quantity is None else quantity.value for quantity in found]
 
 
-def read_study(folder: str | os.PathLike[str]) -> Study:
+def read_study(folder: str | os.PathLike[str] | StudyFolder) -> Study:
     """Everything that a study's folder holds so far. A cell without a result is unfinished, never left out."""
-    root = Path(folder)
-    plain = _study_file(root)
-    cells = tuple(_read_cell(root / "cells" / str(entry["hash"]), entry) for entry in plain["cells"])
+    stored = folder if isinstance(folder, StudyFolder) else StudyFolder(folder)
+    plain = stored.study()
+    cells = tuple(_read_cell(stored.cell(entry["hash"]), entry) for entry in plain["cells"])
     known = {cell.hash for cell in cells}
-    present = _folders_in(root / "cells")
+    present = _folders_in(stored.path / "cells")
     return Study(
-        folder=root,
+        folder=stored.path,
         name=str(plain["name"]),
         title=str(plain.get("title") or plain["name"]),
         version=str(plain.get("version", "")),
@@ -254,85 +257,67 @@ def factor_text(entry: Any) -> str:
     return json.dumps(entry)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A training, epoch by epoch: column → its numbers."""
-
-    columns: Mapping[str, tuple[float, ...]]
-
-
-def read_curve(study: Study, cell: Cell) -> Curve:
-    """The training curve of a cell; without columns where there is none, or none that can be read."""
+def read_curve(study: Study, cell: Cell) -> Mapping[str, tuple[float, ...]]:
+    """The training of a cell, epoch by epoch: column → its numbers; nothing where there are none that can be read."""
     try:
-        text = (study.folder / "cells" / cell.hash / "curve.csv").read_text(encoding="utf-8")
+        text = StudyFolder(study.folder).cell(cell.hash).curve.read_text(encoding="utf-8")
         rows = list(csv.DictReader(io.StringIO(text)))
-        return Curve({name: tuple(float(row[name] or "nan") for row in rows) for name in (rows[0] if rows else ())})
+        return {name: tuple(float(row[name] or "nan") for row in rows) for name in (rows[0] if rows else ())}
     except (OSError, ValueError, TypeError, csv.Error):
-        return Curve({})
+        return {}
 
 
-def _study_file(root: Path) -> dict[str, Any]:
-    plain = read_object(root / "study.json", study_damage, "run the study again, which writes it anew")
-    if plain is None:
-        raise SpiritLevelError(
-            f"{root} is no study's folder: it has no study.json; pass the folder of `study run --folder`"
-        )
-    return plain
-
-
-def _read_cell(folder: Path, entry: Mapping[str, Any]) -> Cell:
+def _read_cell(folder: CellFolder, entry: Mapping[str, Any]) -> Cell:
     """The cell as its folder tells it: a result before a failure, a failure before nothing."""
-    identity = (str(entry["hash"]), dict(entry.get("factors") or {}))
-    seed = entry.get("seed") if _is_number(entry.get("seed")) else None
+    unfinished = Cell(folder.hash, entry.get("factors") or {}, entry.get("seed"), "unfinished", "no result yet")
     try:
-        result = read_object(folder / "result.json", result_damage, "run the study again, which measures it again")
+        result = folder.result()
+        failure = folder.failure() if result is None else None
         if result is not None:
-            return _cell_of(identity, seed, result)
+            return _finished(unfinished, result)
     except SpiritLevelError as error:
-        return Cell(*identity, seed, "failed", _within(error, folder))
+        within = str(error).replace(f"{folder.path}{os.sep}", "")
+        return replace(unfinished, status="failed", reason=within, error=str(error))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         told = f"result.json is not a cell's result ({error!r}); delete it and run the study again"
-        return Cell(*identity, seed, "failed", told)
-    try:
-        failure = read_object(folder / "failed.json", failure_damage, "run the study again, which computes it again")
-    except SpiritLevelError as error:
-        return Cell(*identity, seed, "failed", _within(error, folder))
+        return replace(unfinished, status="failed", reason=told, error=told)
     if failure is not None:
-        return Cell(*identity, seed, "failed", _failure(failure))
-    return Cell(*identity, seed, "unfinished", "no result yet")
+        return replace(unfinished, status="failed", reason=_failure(failure), error=failure["error"])
+    return unfinished
 
 
-def _cell_of(identity: tuple[str, dict[str, Any]], seed: int | None, result: Mapping[str, Any]) -> Cell:
+def _finished(cell: Cell, result: Mapping[str, Any]) -> Cell:
+    """The cell with its result."""
     training, measures = dict(result["training"]), result.get("measures")
     for name in _NUMBERS:
-        _number(training.get(name))
-    reached = bool(training.get("reached"))
+        number(training.get(name))
+    reached = training["reached"]
     measured = reached and measures is not None
     stopped = str(training.get("stop_reason") or "no reason given")
     reason = (
         "" if measured else "reached the stopping rule, but was not measured" if reached else _missed(stopped, training)
     )
-    return Cell(
-        *identity,
-        result.get("seed", seed) if _is_number(result.get("seed", seed)) else seed,
-        "measured" if measured else "excluded",
-        reason,
-        training,
-        _quantities(measures),
-        _quantities(result.get("rescaled")),
-        tuple(
-            Attack(_number(each["target"]), _number(each.get("output_change")), _quantities(each["measures"]))
+    return replace(
+        cell,
+        seed=result["seed"] if _is_number(result.get("seed")) else cell.seed,
+        status="measured" if measured else "excluded",
+        reason=reason,
+        training=training,
+        measures=_quantities(measures),
+        rescaled=_quantities(result.get("rescaled")),
+        attacks=tuple(
+            Attack(number(each["target"]), number(each.get("output_change")), _quantities(each["measures"]))
             for each in (result.get("attacks") or ())
         ),
-        result.get("environment") or {},
-        result.get("data") or {},
-        (measures or {}).get("problem") or {},
+        environment=result.get("environment") or {},
+        data=result.get("data") or {},
+        problem=(measures or {}).get("problem") or {},
     )
 
 
 def _missed(stopped: str, training: Mapping[str, Any]) -> str:
     """Why a network is excluded, with where it got to."""
-    accuracy, loss = _number(training.get("train_accuracy")), _number(training.get("train_loss"))
+    accuracy, loss = number(training.get("train_accuracy")), number(training.get("train_loss"))
     return f"did not reach the stopping rule (ended: {stopped}): train accuracy {accuracy:.4g}, train loss {loss:.3g}"
 
 
@@ -343,23 +328,16 @@ def _failure(failure: Mapping[str, Any]) -> str:
     return told + (f" ({attempts} attempts)" if isinstance(attempts, int) and attempts > 1 else "")
 
 
-def _within(error: SpiritLevelError, folder: Path) -> str:
-    """What is wrong with a file, without the path to the folder of its cell."""
-    return str(error).replace(f"{folder}{os.sep}", "")
-
-
 def _quantities(report: Mapping[str, Any] | None) -> dict[str, Quantity]:
     """Every value of a saved report, then those of its layers."""
     found: dict[str, Quantity] = {}
     layers: dict[str, Quantity] = {}
     for name, value in ((report or {}).get("values") or {}).items():
         converged = bool(value["converged"])
-        found[name] = Quantity(_number(value["value"]), _number(value["error"]), converged)
+        found[name] = Quantity(number(value["value"]), number(value["error"]), converged)
         errors = value.get("layer_errors") or {}
         for layer, entry in (value.get("layers") or {}).items():
-            layers[f"{_layer_name(name)}[{layer}]"] = Quantity(
-                _number(entry), _number(errors.get(layer, 0.0)), converged
-            )
+            layers[f"{_layer_name(name)}[{layer}]"] = Quantity(number(entry), number(errors.get(layer, 0.0)), converged)
     return {**found, **layers}
 
 
@@ -394,8 +372,3 @@ def _is_number(entry: Any) -> bool:
 def _hashable(entry: Any) -> Any:
     """An entry that can be compared and hashed."""
     return json.dumps(entry, sort_keys=True) if isinstance(entry, list | dict) else entry
-
-
-def _number(entry: Any) -> float:
-    """A number of a result; inf and nan come as text, and what is missing is nan."""
-    return math.nan if entry is None else float(entry)

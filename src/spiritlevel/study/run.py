@@ -8,15 +8,14 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.engines.engine import Engine, Outcome, Task
-from spiritlevel.study.files import DamagedFileError
 from spiritlevel.study.identity import Code, code_of
 from spiritlevel.study.progress import Count, StudyProgress
-from spiritlevel.study.settings import Cell, Study
-from spiritlevel.study.store import CellFolder, Contents, StudyFolder, Tell, hash_of
+from spiritlevel.study.results import read_study
+from spiritlevel.study.settings import Plan, PlannedCell
+from spiritlevel.study.store import CellFolder, Contents, StudyFolder, Tell, hash_of, silent
 from spiritlevel.study.train import Samples, build, ensemble_size, load_samples
 from spiritlevel.study.worker import DISK_FULL, HELD, REFUSED, is_disk_full
 
@@ -43,28 +42,18 @@ class Summary:
 
 def summarize(folder: StudyFolder) -> Summary:
     """Look at every cell of the study in `folder`."""
-    cells = folder.cells()
-    results: dict[str, dict[str, Any]] = {}
-    failures: dict[str, str] = {}
-    for cell in cells:
-        try:
-            result, failure = cell.result(), cell.failure()
-        except DamagedFileError as error:
-            failures[cell.hash] = str(error)
-            continue
-        if result is not None:
-            results[cell.hash] = result
-        elif failure is not None:
-            failures[cell.hash] = failure["error"]
-    excluded = tuple(name for name, result in results.items() if not result["training"]["reached"])
-    return Summary(len(cells), tuple(results), excluded, failures)
+    study = read_study(folder)
+    done = [cell for cell in study.cells if cell.training]
+    excluded = tuple(cell.hash for cell in done if not cell.training["reached"])
+    failed = {cell.hash: cell.error for cell in study.with_status("failed")}
+    return Summary(len(study.cells), tuple(cell.hash for cell in done), excluded, failed)
 
 
-def run_study(study: Study, folder: StudyFolder, engine: Engine, progress: StudyProgress) -> Summary:
+def run_study(plan: Plan, folder: StudyFolder, engine: Engine, progress: StudyProgress) -> Summary:
     """Compute every cell that has no result yet. Stops all workers however it ends."""
     try:
         with folder.at_work():
-            groups = prepare(study, folder, progress.tell)
+            groups = prepare(plan, folder, progress.tell)
             with progress:
                 _Run(groups, engine, progress).to_the_end()
             return summarize(folder)
@@ -97,11 +86,7 @@ def _stopped_by(error: Exception, folder: StudyFolder) -> str:
 Group = tuple[CellFolder, ...]
 
 
-def _silent(_message: str) -> None:
-    """For whoever has nobody to tell."""
-
-
-def prepare(study: Study, folder: StudyFolder, tell: Tell = _silent) -> list[Group]:
+def prepare(plan: Plan, folder: StudyFolder, tell: Tell = silent) -> list[Group]:
     """Write the cells down, grouped by how they are trained: alone, or several seeds together.
 
     Loads the data and builds every kind of network once: what cannot work is refused before anything is computed.
@@ -110,28 +95,28 @@ def prepare(study: Study, folder: StudyFolder, tell: Tell = _silent) -> list[Gro
     together: dict[str, int] = {}
     code: dict[str, Code] = {}
     contents: dict[str, Contents] = {}
-    for cell in study.cells():
+    for cell in plan.cells:
         data = cell.config.data.model_copy(update={"label_noise": 0.0})
         key, point = data.model_dump_json(), _point(cell)
         if key not in samples:
             samples[key] = load_samples(data)
         if point not in together:
             network = build(cell.config, samples[key].train)
-            together[point] = ensemble_size(cell.config, network, len(study.seeds))
+            together[point] = ensemble_size(cell.config, network, len(plan.seeds))
             code[point] = code_of(cell.config, samples[key].train)
         found = Contents(samples[key].fingerprint, code[point])
         contents[hash_of(cell.config, *found)] = found
-    folders = folder.write(study, contents, tell)
-    groups = _groups(study.cells(), together)
+    folders = folder.write(plan, contents, tell)
+    groups = _groups(plan.cells, together)
     return [tuple(folders[position] for position in group) for group in groups]
 
 
-def _point(cell: Cell) -> str:
+def _point(cell: PlannedCell) -> str:
     """The cell without its seed: its place in the grid."""
     return cell.config.model_copy(update={"seed": 0}).model_dump_json()
 
 
-def _groups(cells: Sequence[Cell], together: Mapping[str, int]) -> list[list[int]]:
+def _groups(cells: Sequence[PlannedCell], together: Mapping[str, int]) -> list[list[int]]:
     """Positions of cells that are trained together, those of the first seeds of every point first.
 
     So a study that is cut short has some of everything.

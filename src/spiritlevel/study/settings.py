@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -196,6 +196,19 @@ class Head(Section):
     most_cells: Count = MOST_CELLS
 
 
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables as dotted names with what they hold.
+
+    >>> dict(flattened({"training": {"epochs": 3, "stop": {"train_loss": 0.1}}, "seeds": 2}))
+    {'training.epochs': 3, 'training.stop.train_loss': 0.1, 'seeds': 2}
+    """
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 @dataclass(frozen=True)
 class Factor:
     """One direction of the grid: `values[i]` are the settings at its i-th position, several where they are tied."""
@@ -205,8 +218,8 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One point of the grid with one seed."""
+class PlannedCell:
+    """One network that is to be trained: a point of the grid with one seed."""
 
     factors: dict[str, Any]
     config: CellConfig
@@ -218,8 +231,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Study:
-    """A checked study. `cells()` are its trainings: every combination of the factors with every seed, seeds fastest."""
+class Plan:
+    """What a checked file asks for. Its cells are every combination of the factors with every seed, seeds fastest."""
 
     name: str
     title: str
@@ -228,22 +241,18 @@ class Study:
     seeds: tuple[int, ...]
     factors: tuple[Factor, ...]
     settings: dict[str, Any]
-    points: tuple[Cell, ...]
+    cells: tuple[PlannedCell, ...]
     quick: bool = False
 
     def __str__(self) -> str:
         """The study in a line: its name, what it is, on which data, and how many networks."""
-        count = len(self.points)
+        count = len(self.cells)
         return f"{self.name}: {self.title or 'trained on ' + self.data}; {count} network{'s' if count > 1 else ''}"
 
     @property
     def data(self) -> str:
         """The names of the data sets that it trains on."""
-        return " and ".join(dict.fromkeys(cell.config.data.name for cell in self.points))
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Every training, in the order of the grid."""
-        return self.points
+        return " and ".join(dict.fromkeys(cell.config.data.name for cell in self.cells))
 
     def to_dict(self) -> dict[str, Any]:
         """The study as `study.json` describes it, without its cells."""

@@ -34,7 +34,7 @@ from spiritlevel.study.files import DamagedFileError, read_object, set_aside, sh
 from spiritlevel.study.identity import NO_CODE, Code
 from spiritlevel.study.locks import Presence, holding, is_nobody_present, present
 from spiritlevel.study.merge import comparable, merged
-from spiritlevel.study.settings import Cell, CellConfig, Study
+from spiritlevel.study.settings import CellConfig, Plan, PlannedCell
 from spiritlevel.study.train import Epoch
 from spiritlevel.subjects.checkpoint import read_state_dict
 from spiritlevel.subjects.networks import is_own_model
@@ -55,16 +55,16 @@ def hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
     The code of networks and losses of the user's own belongs to it. Where the data lie is no part of it, nor in which
     ensemble it is trained.
     """
-    return _digest(config.model_dump(mode="json", exclude=_ELSEWHERE), fingerprint, code)
+    return _digest(config.model_dump(mode="json", exclude=_NOT_IN_NAMES), fingerprint, code)
 
 
 def training_hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
     """The same for what is trained, whatever is required and measured of it."""
-    apart = {**_ELSEWHERE, "training": {*_ELSEWHERE["training"], "require"}, "measure": True}
+    apart = {**_NOT_IN_NAMES, "training": {*_NOT_IN_NAMES["training"], "require"}, "measure": True}
     return _digest(config.model_dump(mode="json", exclude=apart), fingerprint, Code(code.network))
 
 
-_ELSEWHERE: dict[str, Any] = {"data": {"folder"}, "training": {"ensemble"}}
+_NOT_IN_NAMES: dict[str, Any] = {"data": {"folder"}, "training": {"ensemble"}}
 
 
 def _digest(settings: dict[str, Any], fingerprint: str, code: Code) -> str:
@@ -172,7 +172,8 @@ class CellFolder:
         try:
             return None if self.done else read_object(self.path / "failed.json", files.failure_damage, "")
         except DamagedFileError as error:
-            return {"error": f"failed.json is damaged ({error.damage})", "traceback": "", "attempts": 0}
+            told = f"failed.json is damaged ({error.damage}); run the study again, which computes it again"
+            return {"error": told, "traceback": "", "attempts": 0}
 
     def mend(self, tell: Tell) -> None:
         """Set aside what is damaged, so that it is computed again, and tell so; a cell at work mends itself."""
@@ -230,7 +231,7 @@ class CellFolder:
         write_json(self.path / "failed.json", {"error": error, "traceback": traceback, "attempts": attempts})
 
 
-def _silent(_message: str) -> None:
+def silent(_message: str) -> None:
     """For whoever has nobody to tell."""
 
 
@@ -273,20 +274,20 @@ class StudyFolder:
         """Whether another run is at work here; to be asked by the holder of the folder's lock only."""
         return not (is_nobody_present(self.path / "running") if self._presence is None else self._presence.is_alone())
 
-    def write(self, study: Study, contents: Mapping[str, Contents], tell: Tell = _silent) -> list[CellFolder]:
+    def write(self, plan: Plan, contents: Mapping[str, Contents], tell: Tell = silent) -> list[CellFolder]:
         """Describe the study and each of its cells; `contents` by hash of the cell, in the order of the grid.
 
         Cells that other runs of the same study have added stay; one run writes at a time.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with holding(self.path / "lock", wait=True):
-            return self._write(study, contents, tell)
+            return self._write(plan, contents, tell)
 
-    def _write(self, study: Study, contents: Mapping[str, Contents], tell: Tell) -> list[CellFolder]:
-        before = self._before(study, tell)
+    def _write(self, plan: Plan, contents: Mapping[str, Contents], tell: Tell) -> list[CellFolder]:
+        before = self._before(plan, tell)
         folders = [self.cell(name) for name in contents]
-        cells = list(zip(folders, study.cells(), contents.values(), strict=True))
-        described = self._with_others(before, _entry_of(study, cells), cells, tell)
+        cells = list(zip(folders, plan.cells, contents.values(), strict=True))
+        described = self._with_others(before, _entry_of(plan, cells), cells, tell)
         for folder, cell, content in cells:
             folder.mend(tell)
             if not folder.cell.exists() or not folder.done:
@@ -295,7 +296,7 @@ class StudyFolder:
         write_json(self.path / "study.json", described)
         return folders
 
-    def _before(self, study: Study, tell: Tell) -> dict[str, Any] | None:
+    def _before(self, plan: Plan, tell: Tell) -> dict[str, Any] | None:
         """What `study.json` says so far, if it is of the same study."""
         try:
             before = self._described()
@@ -303,9 +304,9 @@ class StudyFolder:
             tell(f"{error.path} is damaged ({error.damage}); it is written anew, and finished cells are found again")
             set_aside(error.path)
             return None
-        if before is not None and before["name"] != study.name:
+        if before is not None and before["name"] != plan.name:
             raise SpiritLevelError(
-                f"{self.path} holds the study {before['name']!r}, not {study.name!r}; choose another folder"
+                f"{self.path} holds the study {before['name']!r}, not {plan.name!r}; choose another folder"
             )
         return before
 
@@ -382,16 +383,16 @@ class StudyFolder:
         return trained, by_code
 
 
-_Described = tuple[CellFolder, Cell, Contents]
+_Described = tuple[CellFolder, PlannedCell, Contents]
 
 
 def _cells(count: int) -> str:
     return "1 cell" if count == 1 else f"{count} cells"
 
 
-def _entry_of(study: Study, cells: Iterable[_Described]) -> dict[str, Any]:
+def _entry_of(plan: Plan, cells: Iterable[_Described]) -> dict[str, Any]:
     entries = [{"hash": folder.hash, "factors": cell.factors, "seed": cell.seed} for folder, cell, _ in cells]
-    return {**study.to_dict(), "version": __version__, "cells": entries}
+    return {**plan.to_dict(), "version": __version__, "cells": entries}
 
 
 def _subject(config: CellConfig) -> str:
@@ -401,7 +402,7 @@ def _subject(config: CellConfig) -> str:
     ).model_dump_json(include={"data", "model"})
 
 
-def _described(name: str, cell: Cell, contents: Contents) -> dict[str, Any]:
+def _described(name: str, cell: PlannedCell, contents: Contents) -> dict[str, Any]:
     return {
         "hash": name,
         "factors": cell.factors,

@@ -19,16 +19,11 @@ from spiritlevel.show.records import known_records
 from spiritlevel.show.sections import Section
 from spiritlevel.study.correlate import Answers, answers, correlations_csv
 from spiritlevel.study.csv_tables import results_csv
+from spiritlevel.study.plan import list_studies, read_plan
 from spiritlevel.study.results import GAPS, Cell, Study, factor_text, read_curve, read_study, short_name
 from spiritlevel.study.show.answer import study_answer
-from spiritlevel.study.show.figures import (
-    training_curves,
-)
-from spiritlevel.study.show.labels import (
-    GAP_LABELS,
-    estimate_text,
-    is_main,
-)
+from spiritlevel.study.show.figures import training_curves
+from spiritlevel.study.show.labels import GAP_LABELS, estimate_text, is_main
 from spiritlevel.study.show.pictures import (
     attack_section,
     factor_section,
@@ -108,11 +103,7 @@ def _data_names(config: Mapping[str, Any], factors: Mapping[str, Any]) -> str:
 
 def _full_size(study: Study) -> dict[str, Any] | None:
     """The built-in study of the same name at full size, as `study.json` would describe it."""
-    # Only here: a study's answers need neither its file nor pydantic.
-    from spiritlevel.study.plan import list_studies
-    from spiritlevel.study.plan import read_study as read_settings
-
-    return read_settings(study.name).to_dict() if study.name in list_studies() else None
+    return read_plan(study.name).to_dict() if study.name in list_studies() else None
 
 
 def _pictures(study: Study, found: Answers, name: str) -> list[Section | None]:
@@ -213,7 +204,7 @@ def training_section(study: Study) -> Section | None:
     grouping = group_networks(study)
     group = {cell.hash: text for cell, text in zip(study.measured, grouping.texts, strict=True)}
     trained = [cell for cell in study.cells if cell.training]
-    curves = {cell.hash: read_curve(study, cell).columns for cell in trained}
+    curves = {cell.hash: read_curve(study, cell) for cell in trained}
     drawings = []
     for column, label, logarithmic in (("train_loss", "train loss", True), ("test_accuracy", "test accuracy", False)):
         found = {
