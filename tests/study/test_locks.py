@@ -41,7 +41,7 @@ SYSTEMS = {"unix": lambda: locks.WholeFiles(fcntl), "windows": lambda: locks.Byt
 def system(request, monkeypatch):
     if request.param == "windows" and not hasattr(fcntl, "F_OFD_SETLK"):
         pytest.skip("needs locks of ranges that belong to the open file, as Linux has")
-    monkeypatch.setattr(locks, "system", SYSTEMS[request.param]())
+    monkeypatch.setattr(locks, "locks", SYSTEMS[request.param]())
 
 
 def in_another_process(function, *arguments) -> int | None:
@@ -83,16 +83,13 @@ def test_a_file_can_be_waited_for(tmp_path):
 
 def test_several_are_present_and_see_each_other(tmp_path):
     path = tmp_path / "running"
-    assert locks.is_nobody_present(path)
     with locks.present(path) as first:
         assert first.is_alone()
-        assert not locks.is_nobody_present(path)
         with locks.present(path) as second:
             assert not first.is_alone()
             assert not second.is_alone()
             assert not first.is_alone()  # having asked, both are still present
         assert first.is_alone()
-    assert locks.is_nobody_present(path)
 
 
 def be_present_and_die(path):
@@ -102,9 +99,9 @@ def be_present_and_die(path):
 
 def test_a_killed_process_is_neither_present_nor_holds_anything(tmp_path):
     assert in_another_process(be_present_and_die, tmp_path / "running") == -signal.SIGKILL
-    assert locks.is_nobody_present(tmp_path / "running")
-    with locks.holding(tmp_path / "lock") as held:
+    with locks.present(tmp_path / "running") as presence, locks.holding(tmp_path / "lock") as held:
         assert held
+        assert presence.is_alone()
 
 
 def test_a_study_is_written_and_its_cells_are_held(tiny, tmp_path):
@@ -118,20 +115,19 @@ def test_a_study_is_written_and_its_cells_are_held(tiny, tmp_path):
 
 
 def test_without_locks_there_is_one_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "system", locks.Nothing())
+    monkeypatch.setattr(locks, "locks", locks.NoLocks())
     with locks.holding(tmp_path / "lock", wait=True) as held, locks.present(tmp_path / "running") as presence:
         assert held
         assert presence.is_alone()
-        assert locks.is_nobody_present(tmp_path / "running")
 
 
 def test_the_system_is_found_by_what_can_be_imported(monkeypatch):
-    for hidden, kind in (((), locks.WholeFiles), (("fcntl",), locks.Bytes), (("fcntl", "msvcrt"), locks.Nothing)):
+    for hidden, kind in (((), locks.WholeFiles), (("fcntl",), locks.Bytes), (("fcntl", "msvcrt"), locks.NoLocks)):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "msvcrt", types.ModuleType("msvcrt"))
             for name in hidden:
                 patch.setitem(sys.modules, name, None)
-            assert isinstance(locks.find_system(), kind)
+            assert type(locks.find_locks()) is kind
 
 
 def test_a_study_runs_where_fcntl_is_missing(tiny, tmp_path):

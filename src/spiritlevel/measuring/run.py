@@ -180,7 +180,7 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
         max(0, _peak_memory() - memory),
     )
     notes = (*interrupted, *_notes(evidence))
-    return Report(values, loss_value, cost, _described(evidence, plan.tolerance, plan.seed), _environment(), notes)
+    return Report(values, loss_value, cost, _described(evidence, plan.tolerance, plan.seed), environment(), notes)
 
 
 def _on_a_subset(
@@ -249,7 +249,8 @@ def _notes(evidence: Evidence) -> tuple[str, ...]:
     return (*evidence.problem.notes, *(products.notes if products is not None else ()))
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """What a measurement may depend on besides its input: versions, the platform, the number of threads."""
     return {
         "spiritlevel": __version__,
         "torch": torch.__version__,

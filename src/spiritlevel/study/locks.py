@@ -1,7 +1,6 @@
 """Locks on files, which the system takes away from a process that ends in whatever way.
 
-A file can be held by one process alone, or show the presence of any number of processes. Unix locks whole files (`flock`),
-Windows single bytes (`msvcrt`). A system that has neither has no second process either, so that nothing needs a lock.
+A file can be held by one process alone, or show the presence of any number of processes.
 """
 
 from __future__ import annotations
@@ -14,117 +13,100 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 _LOOK_AGAIN = 0.05
 
 
-class System(Protocol):
-    """What locks open files. A seat is what one of several processes that are present holds."""
+class NoLocks:
+    """For a system that cannot lock files, and has no second process to lock them against."""
+
+    def __init__(self, module: Any = None) -> None:
+        self.module = module
 
     def take(self, stream: IO[str], wait: bool) -> bool:
-        """Hold the file alone, if nobody else does; with `wait`, when nobody else does any more."""
+        """Hold the file alone if nobody else does; with `wait`, as soon as nobody else does. Closing it gives it up."""
+        return True
 
     def sit(self, stream: IO[str]) -> int:
-        """Take a seat in the file; its number."""
+        """Take a seat in the file, beside others who are present; which one."""
+        return 0
 
-    def alone(self, stream: IO[str], seat: int | None) -> bool:
-        """Whether nobody has a seat but the one who asks, if that one has."""
+    def is_alone(self, stream: IO[str], seat: int) -> bool:
+        """Whether nobody sits in the file but the one who asks."""
+        return True
 
 
-class WholeFiles:
-    """`flock`: the lock is shared by all that sit, and closing the file gives it up."""
-
-    def __init__(self, fcntl: Any) -> None:
-        self.fcntl = fcntl
+class WholeFiles(NoLocks):
+    """Unix, `fcntl`: those who are present share the lock of the file."""
 
     def take(self, stream: IO[str], wait: bool) -> bool:
         try:
-            self.fcntl.flock(stream, self.fcntl.LOCK_EX | (0 if wait else self.fcntl.LOCK_NB))
+            self.module.flock(stream, self.module.LOCK_EX | (0 if wait else self.module.LOCK_NB))
         except BlockingIOError:
             return False
         return True
 
     def sit(self, stream: IO[str]) -> int:
-        self.fcntl.flock(stream, self.fcntl.LOCK_SH)
+        self.module.flock(stream, self.module.LOCK_SH)
         return 0
 
-    def alone(self, stream: IO[str], seat: int | None) -> bool:
+    def is_alone(self, stream: IO[str], seat: int) -> bool:
         alone = self.take(stream, wait=False)
-        # Asking for a lock of another kind gave the shared one up.
-        self.fcntl.flock(stream, self.fcntl.LOCK_UN if seat is None else self.fcntl.LOCK_SH)
+        self.sit(stream)  # asking for the lock of one alone gave the shared one up
         return alone
 
 
-class Bytes:
-    """`msvcrt.locking`: every seat is a byte of its own. They lie beyond the content, which others must be able to read."""
+class Bytes(NoLocks):
+    """Windows, `msvcrt`: every seat is a byte. They lie beyond the content, which others must be able to read."""
 
     FIRST, SEATS = 2**30, 2**10
 
-    def __init__(self, msvcrt: Any) -> None:
-        self.msvcrt = msvcrt
-
     def take(self, stream: IO[str], wait: bool) -> bool:
-        while not self._lock(stream, 0):
-            if not wait:
-                return False
+        while not (held := self._lock(stream, 0)) and wait:
             time.sleep(_LOOK_AGAIN)
-        return True
+        return held
 
     def sit(self, stream: IO[str]) -> int:
-        return next(seat for seat in range(self.SEATS) if self._lock(stream, seat))
+        # None is free for the moment in which another one looks whether it is alone.
+        while (seat := next((seat for seat in range(self.SEATS) if self._lock(stream, seat)), None)) is None:
+            time.sleep(_LOOK_AGAIN)
+        return seat
 
-    def alone(self, stream: IO[str], seat: int | None) -> bool:
-        taken = [other for other in range(self.SEATS) if other != seat and not self._is_free(stream, other)]
-        return not taken
-
-    def _is_free(self, stream: IO[str], seat: int) -> bool:
-        if not self._lock(stream, seat):
-            return False
-        self._locking(stream, seat, self.msvcrt.LK_UNLCK)
-        return True
+    def is_alone(self, stream: IO[str], seat: int) -> bool:
+        free = [other for other in range(self.SEATS) if other != seat and self._lock(stream, other)]
+        for other in free:
+            self._change(stream, other, self.module.LK_UNLCK)
+        return len(free) == self.SEATS - 1
 
     def _lock(self, stream: IO[str], seat: int) -> bool:
         try:
-            self._locking(stream, seat, self.msvcrt.LK_NBLCK)
+            self._change(stream, seat, self.module.LK_NBLCK)
         except PermissionError:
             return False
         return True
 
-    def _locking(self, stream: IO[str], seat: int, mode: int) -> None:
+    def _change(self, stream: IO[str], seat: int, mode: int) -> None:
         os.lseek(stream.fileno(), self.FIRST + seat, os.SEEK_SET)
-        self.msvcrt.locking(stream.fileno(), mode, 1)
+        self.module.locking(stream.fileno(), mode, 1)
 
 
-class Nothing:
-    """Where there is a single process."""
-
-    def take(self, stream: IO[str], wait: bool) -> bool:
-        return True
-
-    def sit(self, stream: IO[str]) -> int:
-        return 0
-
-    def alone(self, stream: IO[str], seat: int | None) -> bool:
-        return True
-
-
-def find_system() -> System:
-    """What this machine has."""
-    for name, system in (("fcntl", WholeFiles), ("msvcrt", Bytes)):
+def find_locks() -> NoLocks:
+    """What this system has."""
+    for name, kind in (("fcntl", WholeFiles), ("msvcrt", Bytes)):
         with contextlib.suppress(ImportError):
-            return system(importlib.import_module(name))
-    return Nothing()
+            return kind(importlib.import_module(name))
+    return NoLocks()
 
 
-system = find_system()
+locks = find_locks()
 
 
 @contextlib.contextmanager
 def holding(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Hold a file alone, with the name of this process in it; False where another one holds it, unless that is awaited."""
     with path.open("a+") as stream:
-        held = system.take(stream, wait)
+        held = locks.take(stream, wait)
         if held:
             stream.truncate(0)
             stream.write(f"{socket.gethostname()} {os.getpid()}\n")
@@ -134,24 +116,18 @@ def holding(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 @dataclass(frozen=True)
 class Presence:
-    """That this process is present at a file."""
+    """That this process is present at a file, for others to see."""
 
     stream: IO[str]
     seat: int
 
     def is_alone(self) -> bool:
         """Whether no other process is present."""
-        return system.alone(self.stream, self.seat)
+        return locks.is_alone(self.stream, self.seat)
 
 
 @contextlib.contextmanager
 def present(path: Path) -> Iterator[Presence]:
-    """Let others see that this process is present at a file."""
+    """Be present at a file."""
     with path.open("a+") as stream:
-        yield Presence(stream, system.sit(stream))
-
-
-def is_nobody_present(path: Path) -> bool:
-    """Whether no process is present at a file."""
-    with path.open("a+") as stream:
-        return system.alone(stream, None)
+        yield Presence(stream, locks.sit(stream))

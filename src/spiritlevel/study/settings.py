@@ -16,24 +16,14 @@ from spiritlevel.subjects.data import SOURCES
 from spiritlevel.subjects.networks import list_initializations
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-
-
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
-
-
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
-
-
 Count = Annotated[int, Field(ge=1, strict=True)]
-
-
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
-
 
 # Networks that a study may have unless it says otherwise. Each has a folder of its own; a slip of the finger in `seeds`
 # must not keep a machine busy for years.
 MOST_CELLS = 10_000
-
 
 # Where one cell differs from another: these sections hold settings that factors may cross.
 CROSSED = ("data", "model", "training")

@@ -13,18 +13,12 @@ from numpy.typing import NDArray
 from scipy import special
 
 Array = NDArray[np.float64]
-
-
 # Weights of networks (draws × networks) → the statistic of every draw, nan where a draw has none.
 Statistic = Callable[[Array], Array]
-
-
 FEWEST = 6  # networks; with fewer an interval would be invention
 
 
 RESAMPLES = 2000
-
-
 CONFIDENCE = 0.95
 
 

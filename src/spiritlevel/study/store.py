@@ -32,7 +32,7 @@ from spiritlevel.saved import write_json, write_whole
 from spiritlevel.study import files
 from spiritlevel.study.files import DamagedFileError, read_object, set_aside, sha256_of
 from spiritlevel.study.identity import NO_CODE, Code
-from spiritlevel.study.locks import Presence, holding, is_nobody_present, present
+from spiritlevel.study.locks import Presence, holding, present
 from spiritlevel.study.merge import comparable, merged
 from spiritlevel.study.settings import CellConfig, Plan, PlannedCell
 from spiritlevel.study.train import Epoch
@@ -272,7 +272,10 @@ class StudyFolder:
 
     def _others_at_work(self) -> bool:
         """Whether another run is at work here; to be asked by the holder of the folder's lock only."""
-        return not (is_nobody_present(self.path / "running") if self._presence is None else self._presence.is_alone())
+        if self._presence is not None:
+            return not self._presence.is_alone()
+        with present(self.path / "running") as presence:
+            return not presence.is_alone()
 
     def write(self, plan: Plan, contents: Mapping[str, Contents], tell: Tell = silent) -> list[CellFolder]:
         """Describe the study and each of its cells; `contents` by hash of the cell, in the order of the grid.

@@ -6,7 +6,6 @@ Doing a cell twice does nothing the second time. A training that is complete is 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import platform
 import sys
@@ -19,8 +18,9 @@ from typing import Any
 
 import torch
 
-from spiritlevel._version import __version__
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measuring.run import environment
+from spiritlevel.saved import json_ready
 from spiritlevel.study.identity import code_of
 from spiritlevel.study.measuring import measure_cell, measured_samples
 from spiritlevel.study.settings import CellConfig
@@ -140,18 +140,19 @@ def _train(folders: list[CellFolder], configs: dict[CellFolder, CellConfig], sam
 
 def _described(network: Trained) -> dict[str, Any]:
     last = asdict(network.curve[-1])
-    numbers = {key: last[key] for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")}
-    return {
+    outcomes = {key: last[key] for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")}
+    described: dict[str, Any] = {
         "reached": network.reached,
         "stop_reason": network.stop_reason,
         "epochs": last["epoch"],
         "steps": network.steps,
         "seconds": network.seconds,
-        **{key: value if math.isfinite(value) else str(value) for key, value in numbers.items()},
-        "train_error": 1 - network.curve[-1].train_accuracy,
-        "gradient_norm": network.gradient_norm if math.isfinite(network.gradient_norm) else str(network.gradient_norm),
+        **outcomes,
+        "train_error": 1 - last["train_accuracy"],
+        "gradient_norm": network.gradient_norm,
         "ensemble": network.ensemble,
     }
+    return dict(json_ready(described))
 
 
 def _measure(folder: CellFolder, settings: dict[str, Any], config: CellConfig, samples: Samples) -> int:
@@ -170,7 +171,11 @@ def _measure(folder: CellFolder, settings: dict[str, Any], config: CellConfig, s
                 "seed": config.seed,
                 "training": training,
                 **found,
-                "environment": _environment(),
+                "environment": {
+                    **environment(),
+                    "processor": torch.backends.cpu.get_cpu_capability(),
+                    "host": platform.node(),
+                },
                 "data": {
                     "name": config.data.name,
                     "fingerprint": samples.fingerprint,
@@ -189,18 +194,6 @@ def _judged(folder: CellFolder, config: CellConfig) -> dict[str, Any]:
     assert training is not None
     ended = (float(training[key]) for key in ("train_loss", "train_accuracy", "gradient_norm"))
     return {**training, "reached": arrived(config.training, training["stop_reason"], *ended)}
-
-
-def _environment() -> dict[str, str]:
-    return {
-        "spiritlevel": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(terse=True),
-        "processor": torch.backends.cpu.get_cpu_capability(),
-        "threads": str(torch.get_num_threads()),
-        "host": platform.node(),
-    }
 
 
 def _leave_when_stdin_closes() -> None:

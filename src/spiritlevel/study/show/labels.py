@@ -17,8 +17,6 @@ GAP_LABELS: Mapping[str, str] = {
     "gap_loss": "test − train loss",
     "test_error": "test error",
 }
-
-
 _STAYS = 0.01  # relative: what an attack moves by less has not moved
 
 

@@ -21,6 +21,7 @@ from spiritlevel.study.correlate import Answers, answers, correlations_csv
 from spiritlevel.study.csv_tables import results_csv
 from spiritlevel.study.plan import list_studies, read_plan
 from spiritlevel.study.results import GAPS, Cell, Study, factor_text, read_curve, read_study, short_name
+from spiritlevel.study.settings import flattened
 from spiritlevel.study.show.answer import study_answer
 from spiritlevel.study.show.figures import training_curves
 from spiritlevel.study.show.labels import GAP_LABELS, estimate_text, is_main
@@ -267,7 +268,7 @@ def _reductions(study: Study) -> list[tuple[Entry, ...]]:
     if full is None:
         return []
     sides = [
-        {str(key): str(text) for key, text in (*_flattened({"factors": factors}), *_fixed(config, factors))}
+        {str(key): str(text) for key, text in (*_settings({"factors": factors}), *_fixed(config, factors))}
         for factors, config in ((study.factors, study.config), (full["factors"], full["config"]))
     ]
     keys = [key for key in dict.fromkeys([*sides[0], *sides[1]]) if key != "data.folder"]
@@ -292,20 +293,18 @@ def _measuring(cell: Cell) -> dict[str, Any]:
     return {key: cell.problem[key] for key in wanted if key in cell.problem}
 
 
-def _flattened(plain: Mapping[str, Any], lead: str = "") -> Iterable[tuple[Entry, ...]]:
+def _settings(plain: Mapping[str, Any]) -> Iterable[tuple[Entry, ...]]:
     """Every setting with its dotted name; those that are not set are left out."""
-    for key, entry in plain.items():
-        if isinstance(entry, Mapping):
-            yield from _flattened(entry, f"{lead}{key}.")
-        elif entry not in (None, "", [], {}):
+    for key, entry in flattened(plain):
+        if entry not in (None, "", []):
             listed = isinstance(entry, list | tuple) and not any(isinstance(item, Mapping) for item in entry)
             text = ", ".join(map(factor_text, entry)) if listed else factor_text(entry)
-            yield (plain_text(f"{lead}{key}"), plain_text(text))
+            yield (plain_text(key), plain_text(text))
 
 
 def _fixed(config: Mapping[str, Any], factors: Mapping[str, Any]) -> Iterable[tuple[Entry, ...]]:
     """The settings that no factor changes from network to network."""
-    return (row for row in _flattened(config) if row[0] not in factors)
+    return (row for row in _settings(config) if row[0] not in factors)
 
 
 def _distinct(mappings: Sequence[Mapping[str, Any]]) -> Numbers:
