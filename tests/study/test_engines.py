@@ -62,7 +62,7 @@ def test_local_processes_end_when_the_engine_stops(tiny, tmp_path):
     for group in groups[:2]:
         engine.submit(Task(tuple(cell.cell for cell in group)))
     assert (engine.free, engine.running) == (0, 2)
-    processes = [process.pid for process in engine._processes.values()]
+    processes = [process.pid for process in engine.tasks.values()]
     engine.stop()
     assert engine.running == 0
     for process in processes:
@@ -73,7 +73,7 @@ def test_local_processes_end_when_the_engine_stops(tiny, tmp_path):
 def test_cores_are_divided(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(local, "available_cores", lambda: 8)
-    assert [(LocalEngine(workers).workers, LocalEngine(workers).threads) for workers in (None, 2, 3, 20)] == [
+    assert [(LocalEngine(workers).most, LocalEngine(workers).threads) for workers in (None, 2, 3, 20)] == [
         (8, 1),
         (2, 4),
         (3, 2),

@@ -119,5 +119,5 @@ def _row(cell: Cell, seed: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _entry(entry: Any) -> Any:
-    """JSON has no nan, so that it comes as text; in a table it is nothing."""
+    """An entry of a result for a table. JSON has no nan and holds the text "nan" instead; a table leaves it empty."""
     return None if entry == "nan" else entry

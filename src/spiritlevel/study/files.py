@@ -29,7 +29,7 @@ class DamagedFileError(SpiritLevelError):
 
 
 def read_object(path: Path, check: Check, remedy: str) -> dict[str, Any] | None:
-    """The object in a JSON file; None where there is no such file. What is no such object is a `DamagedFileError`."""
+    """The object in a JSON file; None where there is no file. A file that holds anything else is a `DamagedFileError`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -71,7 +71,7 @@ def _entry_damage(entry: Any) -> str:
     if not isinstance(entry, dict):
         return f"is {_kind(entry)}"
     damage = wrong_entries(entry, {"hash": str}) or wrong_entries(entry, {"factors": dict, "seed": int}, optional=True)
-    return damage or ("" if _FOLDER_NAME.fullmatch(entry["hash"]) else f"{entry['hash']!r} is no hash")
+    return damage or ("" if _FOLDER_NAME.fullmatch(entry["hash"]) else f"{entry['hash']!r} is not a hash")
 
 
 def cell_damage(plain: Mapping[str, Any]) -> str:

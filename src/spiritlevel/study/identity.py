@@ -88,7 +88,7 @@ def _is_own(module: ModuleType) -> bool:
 
 
 def _source(module: ModuleType) -> str:
-    """The text of a module; nothing where it has none, as one that was typed into a notebook or compiled."""
+    """The source text of a module; empty where there is none, as for a notebook's cells or compiled code."""
     file = getattr(module, "__file__", None)
     if file is None or not file.endswith(".py"):
         return ""

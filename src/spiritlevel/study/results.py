@@ -1,4 +1,4 @@
-"""A study's folder, read: every cell with what it was, how it ended and what was measured; and `results.csv`."""
+"""What lies in a study's folder: every cell with its settings, how it ended and what was measured."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Study:
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """What the cells differ in: tied factors as one, and none that is the same everywhere."""
+        """What the cells differ in; factors that are tied count as one."""
         return _axes(self.cells, self.tied)
 
     @cached_property
@@ -186,7 +186,7 @@ class Study:
         return tuple(name for name in names if layers is None or layers == (layer_of(name)[1] is not None))
 
     def column(self, name: str, rescaled: bool = False) -> list[float]:
-        """A quantity of every measured network, nan where it has none."""
+        """The values of a quantity, one for each measured network; nan where a network lacks it."""
         found = [(cell.rescaled if rescaled else cell.measures).get(name) for cell in self.measured]
         return [math.nan if quantity is None else quantity.value for quantity in found]
 
@@ -223,7 +223,7 @@ def _folders_in(folder: Path) -> list[str]:
 
 
 def layer_of(name: str) -> tuple[str, str | None]:
-    """A quantity's name apart.
+    """The measure in a quantity's name, and the layer if it has one.
 
     >>> layer_of("kappa_trace[fc1.weight]"), layer_of("rho_sum")
     (('kappa_trace', 'fc1.weight'), ('rho_sum', None))

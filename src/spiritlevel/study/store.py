@@ -52,14 +52,14 @@ class Contents(NamedTuple):
 def hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
     """What a cell is, as 16 hexadecimal digits: its settings, the bytes of its data, the version that computes it.
 
-    The code of networks and losses of the user's own belongs to it. Where the data lie is no part of it, nor in which
-    ensemble it is trained.
+    It depends on the code of the user's own networks and losses, but neither on the folder of the data nor on how many
+    seeds are trained together.
     """
     return _digest(config.model_dump(mode="json", exclude=_NOT_IN_NAMES), fingerprint, code)
 
 
 def training_hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
-    """The same for what is trained, whatever is required and measured of it."""
+    """The name of a training: the same for cells that differ only in what they require of it and measure on it."""
     apart = {**_NOT_IN_NAMES, "training": {*_NOT_IN_NAMES["training"], "require"}, "measure": True}
     return _digest(config.model_dump(mode="json", exclude=apart), fingerprint, Code(code.network))
 
@@ -140,7 +140,7 @@ class CellFolder:
         return None if self.training_damage() else self._ended()
 
     def training_damage(self) -> str:
-        """What is wrong with a training that ended, its weights included; nothing where none ended."""
+        """What is wrong with the files of a training, its weights included; empty if all is well or training has not ended."""
         try:
             ended = self._ended()
         except DamagedFileError as error:
@@ -176,7 +176,7 @@ class CellFolder:
             return {"error": told, "traceback": "", "attempts": 0}
 
     def mend(self, tell: Tell) -> None:
-        """Set aside what is damaged, so that it is computed again, and tell so; a cell at work mends itself."""
+        """Set damaged files aside, so that they are made again, and say so. Not in a cell at work: its worker does that."""
         if not self._damages():
             return
         with locked([self]) as held:
@@ -186,7 +186,7 @@ class CellFolder:
                 tell(f"cell {self.hash}: {damage}; it is {remedy}")
 
     def _damages(self) -> list[tuple[Path, str, str]]:
-        """Files that are in the way, what is wrong and what follows."""
+        """Every damaged file, what is wrong with it and how it will be replaced."""
         found = []
         for name, read, remedy in (
             ("cell.json", self.config, "written anew"),
@@ -232,7 +232,7 @@ class CellFolder:
 
 
 def silent(_message: str) -> None:
-    """For whoever has nobody to tell."""
+    """Where nobody wants to be told."""
 
 
 class StudyFolder:
@@ -377,7 +377,7 @@ class StudyFolder:
         by_code: set[str] = set()
         for path in sorted(self.path.glob("cells/*/training.json")):
             folder = CellFolder(path.parent)
-            # What cannot be read is no training to take over; if it belongs to this study, it was mended before.
+            # A training that cannot be read cannot be taken over; if it belongs to this study, it was set aside before.
             with contextlib.suppress(SpiritLevelError):
                 config, contents = folder.config(), folder.contents()
                 trained[training_hash_of(config, *contents)].append(folder)

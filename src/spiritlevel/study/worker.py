@@ -93,7 +93,7 @@ class _Failures:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether there was no space or quota left to write to; safetensors says so in words only."""
+    """Whether the disk or the quota is full; safetensors raises errors that only say so in their message."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return full or os.strerror(errno.ENOSPC) in str(error)
 

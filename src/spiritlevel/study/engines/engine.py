@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -42,3 +42,19 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """End all tasks; none is running afterwards."""
+
+
+class Slots:
+    """Counts the tasks that an engine has: `most` at a time."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.tasks: dict[Any, Any] = {}
+
+    @property
+    def free(self) -> int:
+        return self.most - len(self.tasks)
+
+    @property
+    def running(self) -> int:
+        return len(self.tasks)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from spiritlevel.study.engines.engine import Outcome, Task
+from spiritlevel.study.engines.engine import Outcome, Slots, Task
 from spiritlevel.study.store import CellFolder
 from spiritlevel.study.worker import UNTIL_STDIN_CLOSES
 
@@ -26,33 +26,23 @@ def _threads_allowed() -> int:
     return int(told) if told.isdigit() and int(told) > 0 else available_cores()
 
 
-class LocalEngine:
+class LocalEngine(Slots):
     """As many processes as `workers`, by default one a core; each has its share of the cores as threads.
 
     `OMP_NUM_THREADS` of this process is a limit: other work may need the remaining cores.
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or available_cores()
-        self.threads = max(1, min(available_cores() // self.workers, _threads_allowed()))
-        self._processes: dict[Task, subprocess.Popen[bytes]] = {}
-
-    @property
-    def free(self) -> int:
-        """How many more tasks it takes now."""
-        return self.workers - len(self._processes)
-
-    @property
-    def running(self) -> int:
-        """How many tasks it has."""
-        return len(self._processes)
+        super().__init__(workers or available_cores())
+        self.threads = max(1, min(available_cores() // self.most, _threads_allowed()))
+        self.tasks: dict[Task, subprocess.Popen[bytes]] = {}
 
     def submit(self, task: Task) -> None:
         """Start a process; it ends with this one, because it notices when its standard input closes."""
         command = [sys.executable, "-m", "spiritlevel.study.worker", UNTIL_STDIN_CLOSES, *map(str, task.cells)]
         threads = {name: str(self.threads) for name in THREAD_SETTINGS}
         with CellFolder(task.cells[0].parent).log.open("ab") as log:
-            self._processes[task] = subprocess.Popen(
+            self.tasks[task] = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -63,7 +53,7 @@ class LocalEngine:
 
     def finished(self) -> list[tuple[Task, Outcome]]:
         """Tasks whose process ended."""
-        ended = {task: code for task, process in self._processes.items() if (code := process.poll()) is not None}
+        ended = {task: code for task, process in self.tasks.items() if (code := process.poll()) is not None}
         for task in ended:
             self._forget(task)
         if not ended:
@@ -72,14 +62,14 @@ class LocalEngine:
 
     def stop(self) -> None:
         """End all processes; what they had not finished is not in their folders."""
-        for process in self._processes.values():
+        for process in self.tasks.values():
             process.kill()
-        for task, process in list(self._processes.items()):
+        for task, process in list(self.tasks.items()):
             process.wait()
             self._forget(task)
 
     def _forget(self, task: Task) -> None:
-        process = self._processes.pop(task)
+        process = self.tasks.pop(task)
         if process.stdin is not None:
             process.stdin.close()
 

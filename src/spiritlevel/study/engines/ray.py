@@ -6,13 +6,13 @@ import time
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.engines.engine import Outcome, Task
+from spiritlevel.study.engines.engine import Outcome, Slots, Task
 from spiritlevel.study.worker import CRASHED, compute_with
 
 WAIT = 0.2
 
 
-class RayEngine:
+class RayEngine(Slots):
     """One Ray task of one core for each task; every node must see the study's folder under the same path."""
 
     def __init__(self, workers: int | None = None, address: str | None = None) -> None:
@@ -34,34 +34,26 @@ class RayEngine:
             )
         except ConnectionError as error:
             raise SpiritLevelError(f"no Ray cluster answers at {address}: {error}") from None
-        self.most = workers
+        super().__init__(workers or 0)  # 0: as many as the cluster has cores
         # A process that died is the study's business, which tries again once. A new process for each task: a cell then
         # has the memory and the threads it would have alone.
         self._compute = ray.remote(num_cpus=1, max_retries=0, max_calls=1)(compute_with)
-        self._tasks: dict[Any, Task] = {}
 
     @property
     def free(self) -> int:
-        """How many more tasks it takes now."""
-        most = self.most or max(1, int(self.ray.cluster_resources().get("CPU", 1)))
-        return most - len(self._tasks)
-
-    @property
-    def running(self) -> int:
-        """How many tasks it has."""
-        return len(self._tasks)
+        return (self.most or max(1, int(self.ray.cluster_resources().get("CPU", 1)))) - self.running
 
     def submit(self, task: Task) -> None:
         """Hand a task to the cluster."""
-        self._tasks[self._compute.remote(1, [str(path.absolute()) for path in task.cells])] = task
+        self.tasks[self._compute.remote(1, [str(path.absolute()) for path in task.cells])] = task
 
     def finished(self) -> list[tuple[Task, Outcome]]:
         """Tasks that returned or whose process died."""
-        if not self._tasks:
+        if not self.tasks:
             time.sleep(WAIT)
             return []
-        ready, _ = self.ray.wait(list(self._tasks), num_returns=1, timeout=WAIT)
-        return [(self._tasks.pop(reference), self._outcome(reference)) for reference in ready]
+        ready, _ = self.ray.wait(list(self.tasks), num_returns=1, timeout=WAIT)
+        return [(self.tasks.pop(reference), self._outcome(reference)) for reference in ready]
 
     def _outcome(self, reference: Any) -> Outcome:
         try:
@@ -71,7 +63,7 @@ class RayEngine:
 
     def stop(self) -> None:
         """Cancel all tasks and leave the cluster, or end it if it was started here."""
-        for reference in self._tasks:
+        for reference in self.tasks:
             self.ray.cancel(reference, force=True)
-        self._tasks.clear()
+        self.tasks.clear()
         self.ray.shutdown()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.engines.engine import Outcome, Task
+from spiritlevel.study.engines.engine import Outcome, Slots, Task
 from spiritlevel.study.worker import CRASHED, compute_with
 
 # Slurm is asked about all jobs at once and seldom; looking at their files costs nothing.
@@ -18,7 +18,7 @@ MOST_JOBS = 200
 DEFAULTS = {"timeout_min": 24 * 60, "cpus_per_task": 1}
 
 
-class SlurmEngine:
+class SlurmEngine(Slots):
     """One job for each task; the cluster must see the study's folder under the same path."""
 
     def __init__(self, workers: int | None, logs: Path, settings: Mapping[str, Any]) -> None:
@@ -35,31 +35,20 @@ class SlurmEngine:
             self.executor.update_parameters(name="spiritlevel", **asked)
         except (NameError, TypeError, ValueError) as error:
             raise SpiritLevelError(f"submitit refuses these settings: {error}") from None
-        self.most = workers or MOST_JOBS
-        self._jobs: dict[Task, Any] = {}
-
-    @property
-    def free(self) -> int:
-        """How many more tasks it takes now."""
-        return self.most - len(self._jobs)
-
-    @property
-    def running(self) -> int:
-        """How many tasks it has."""
-        return len(self._jobs)
+        super().__init__(workers or MOST_JOBS)
 
     def submit(self, task: Task) -> None:
         """Queue a job."""
-        self._jobs[task] = self.executor.submit(
+        self.tasks[task] = self.executor.submit(
             compute_with, self.threads, [str(path.absolute()) for path in task.cells]
         )
 
     def finished(self) -> list[tuple[Task, Outcome]]:
         """Tasks whose job ended."""
-        ended = [task for task, job in self._jobs.items() if job.done()]
+        ended = [task for task, job in self.tasks.items() if job.done()]
         if not ended:
             time.sleep(LOOK_AGAIN)
-        return [(task, self._outcome(self._jobs.pop(task))) for task in ended]
+        return [(task, self._outcome(self.tasks.pop(task))) for task in ended]
 
     @staticmethod
     def _outcome(job: Any) -> Outcome:
@@ -68,6 +57,6 @@ class SlurmEngine:
 
     def stop(self) -> None:
         """Cancel all jobs."""
-        for job in self._jobs.values():
+        for job in self.tasks.values():
             job.cancel()
-        self._jobs.clear()
+        self.tasks.clear()

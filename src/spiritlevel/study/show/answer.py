@@ -38,7 +38,7 @@ def _part_sentence(found: Answers) -> str:
 
 
 def _shared(held: Contest, words: str) -> str:
-    """How many others rank exactly as well as the best, in these words; nothing where none does."""
+    """A phrase for how many other measures rank exactly as well as the best; empty where none does."""
     equal = sum(duel.difference.value < 1e-12 for duel in held.duels)
     return words.format("1 other" if equal == 1 else f"{equal} others") if equal else ""
 

@@ -117,7 +117,7 @@ def _pictures(study: Study, found: Answers, name: str) -> list[Section | None]:
 
 
 def _named(section: Section, name: str) -> Section:
-    """The section under a part's name, its pictures and tables too: a screen reader could not tell apart what is named alike."""
+    """The section with the part's name in every heading: in a screen reader, equal headings could not be distinguished."""
     of = f", {plain_text(name)}"
     return replace(
         section,

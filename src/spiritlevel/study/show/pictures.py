@@ -162,7 +162,7 @@ def factor_section(study: Study, found: Answers) -> Section | None:
     told: set[frozenset[str]] = set()
     shown = _chief_measures(study, found)
     for axis in study.axes:
-        # Which network it is, is no setting whose effect is asked for; it tells the boxes of others apart.
+        # The network's kind is not a setting whose effect is asked for; it only distinguishes the boxes of the others.
         if axis.is_seed or len(axis.levels) > 24 or not study.measured or "model.name" in axis.members:
             continue
         other = _second_axis(study, axis)
@@ -298,7 +298,7 @@ def _chief_measures(study: Study, found: Answers) -> list[str]:
 
 
 def _second_axis(study: Study, axis: Axis) -> Axis | None:
-    """Another factor of few levels by which the networks of one level are told apart."""
+    """Another factor of few levels, which distinguishes the networks that share a level of the first."""
     others = [a for a in study.axes if a is not axis and not a.is_seed and len(a.levels) <= 4]
     return min(others, key=lambda a: (a.numeric, len(a.levels)), default=None)
 
