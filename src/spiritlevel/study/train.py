@@ -216,7 +216,7 @@ class _Run:
         return ends
 
     def _on_test_data(self, epoch: int, ends: bool) -> tuple[float, float] | tuple[None, None]:
-        """Loss and accuracy on the test data, at the end and whenever as many samples were trained on as they are."""
+        """Loss and accuracy on the test data: at the end, and whenever training has seen as many samples as they are."""
         if not ends and (epoch - self.tested_at) * len(self.x) < len(self.test.x):
             return None, None
         self.tested_at = epoch
@@ -360,7 +360,7 @@ def _shaped(part: Tensor, shape: torch.Size, channels_last: bool) -> Tensor:
 
 
 class _Together:
-    """Several networks of one kind as one: all weights in one matrix, a row a network, one product for all of them.
+    """Several networks of one kind as one: all weights in one matrix with one row per network, one product for all.
 
     The modules of the runs see their row: their parameters are views of it.
     """

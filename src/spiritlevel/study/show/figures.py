@@ -89,7 +89,7 @@ def gap_scatter(
     said: str,
     order: Sequence[str] = (),
 ) -> Drawing:
-    """A quantity against the gap, a dot a network, a marker a group; `said` stands above it: the correlation."""
+    """A quantity against the gap: one dot per network, one kind of marker per group, the correlation `said` above."""
     kept = [i for i in range(len(values)) if math.isfinite(values[i]) and math.isfinite(gaps[i])]
     scale = wide_scale(torch.tensor([values[i] for i in kept], dtype=torch.float64))
     names = order or list(dict.fromkeys(groups))
@@ -130,7 +130,7 @@ class ByLevel:
 
 
 def boxes(found: ByLevel, *, title: str, label: str, factor: str) -> Drawing:
-    """A box a level: dots are networks, the bar is the median, the box holds the middle half."""
+    """One box per level: dots are networks, the bar is the median, the box holds the middle half."""
     scale = wide_scale(torch.tensor(found.all, dtype=torch.float64))
     width = 0.76 / len(found.series)
     with style():
@@ -248,7 +248,7 @@ def training_curves(
     label: str,
     logarithmic: bool,
 ) -> Drawing:
-    """A thin line a network, coloured by its group: name → (group, epochs, values)."""
+    """One thin line per network, coloured by its group: name → (group, epochs, values)."""
     every = math.ceil(max(len(curves), 1) / _CURVES)
     shown = {name: curve for i, (name, curve) in enumerate(curves.items()) if i % every == 0}
     values = [v for _, _, line in shown.values() for v in line if math.isfinite(v)]

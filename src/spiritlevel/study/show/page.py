@@ -138,13 +138,13 @@ def left_out_section(study: Study) -> Section | None:
         return None
     rows = tuple((cell.hash, f"{cell.status}: {plain_text(cell.reason)}", _place(cell)) for cell in cells)
     text = "No statistic on this page takes these networks into account."
-    strange = (
+    unread = (
         f"{study.unknown_folders} folders of cells belong to no cell of this study as it stands and were not read; an earlier "
         "version of it may have made them."
     )
     columns = ("cell", "what happened", "factors")
     tables = (("Excluded, failed and unfinished networks", Numbers(columns, rows)),) if rows else ()
-    return Section("left-out", "Left out", (text, *([strange] if study.unknown_folders else [])), (), tables)
+    return Section("left-out", "Left out", (text, *([unread] if study.unknown_folders else [])), (), tables)
 
 
 def correlation_section(study: Study, found: Answers) -> Section | None:

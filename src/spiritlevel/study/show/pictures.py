@@ -67,7 +67,7 @@ def ranking_section(study: Study, found: Answers) -> Section | None:
 
 
 def scatter_section(study: Study, found: Answers) -> Section | None:
-    """A picture a measure, the best first: the measure against the gap, a dot a network."""
+    """One picture per measure, the best first: the measure against the gap, with one dot per network."""
     grouping = group_networks(study)
     gaps = [cell.gap(study.gap) for cell in study.measured]
     rows = [row for row in found.rows if is_main(row, study) and row.networks >= 2]
@@ -209,7 +209,7 @@ def attack_section(study: Study) -> Section | None:
 
 @dataclass(frozen=True)
 class Grouping:
-    """What the markers of a scatter tell: a text for every measured network, and the texts in order."""
+    """What the markers of a scatter stand for: a text for every measured network, and the texts in order."""
 
     label: str
     texts: list[str]
