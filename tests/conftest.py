@@ -1,8 +1,9 @@
-"""One thread for every test: more of them than cores slow each other down, and sums keep their order."""
+"""For every test: one thread (more of them than cores slow each other down, and sums keep their order), and fixtures."""
 
 import pytest
 import torch
 
+from spiritlevel import cli
 from spiritlevel.curvature import estimate
 
 
@@ -15,3 +16,17 @@ def _one_thread():
 def only_probes(monkeypatch):
     """No block is formed by products with unit vectors, which small networks take instead of probes."""
     monkeypatch.setattr(estimate, "blocks_worth_forming", lambda products, open_kinds, left: [])
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command line; gives (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return int(left.value.code or 0), captured.out, captured.err
+
+    return call

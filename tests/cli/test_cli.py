@@ -28,20 +28,6 @@ def weights(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
-    """Run a command line; gives (exit code, standard output, standard error)."""
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return int(left.value.code or 0), captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
 def measure(run, weights):
     """`spiritlevel measure` on the small network."""
     return lambda *more: run("measure", "mlp:6-5", "--checkpoint", weights, "--data", DATA, *more)
@@ -171,15 +157,16 @@ def test_your_own_model_data_and_loss(run, tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--measures", "kapa_sum"], "unknown measure 'kapa_sum'; did you mean 'kappa_sum'? `spiritlevel measures` lists them all"),
+        (["--measures", "kapa_sum"], "unknown measure 'kapa_sum'; did you mean 'kappa_sum'? `list_measures()` and `spiritlevel measures` name them all"),
         (["--measures", ","], "--measures is empty; give names separated by commas, all, or leave it out"),
         (["--measures", "epsilon_sharpness:5e-4"], "options of a measure are written name:option=value, got 'epsilon_sharpness:5e-4'"),
+        (["--measures", "keskar_subspace_sharpness:dimension=2.5"], "keskar_subspace_sharpness: dimension must be a whole number of at least 1, got 2.5"),
         (["--measures", "rho_sum:epsilon=1"], "rho_sum has no option 'epsilon'; its options are: none"),
         (["--loss", "cross-entropy"], "unknown loss 'cross-entropy'; did you mean 'cross_entropy'?; known: cross_entropy, mse, normalized_cross_entropy, package.module:function"),
         (["--dtype", "float16"], "--dtype must be float32 or float64, got 'float16'"),
         (["--split", "valid"], "--split must be train or test, got 'valid'"),
         (["--tolerance", "-1"], "tolerance must be a number between 0 and 1, got -1.0"),
-        (["--quiet"], "--quiet prints no table, so nothing would be left of the measurement: add --json or --html"),
+        (["--quiet"], "--quiet prints no result, so nothing would be left of the work: add --json or --html"),
         (["--samples", "0"], "samples must be a whole number of at least 2, got 0"),
     ],
 )  # fmt: skip
@@ -212,7 +199,7 @@ def test_unknown_names_suggest_the_nearest(run, weights) -> None:
 
 
 def test_places_that_cannot_be_written_are_refused_before_any_work(measure, run, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(cli.measure.__globals__["run"], "measure", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setattr("spiritlevel.measuring.run.measure", lambda *_, **__: pytest.fail("work was done"))
     (tmp_path / "file").write_text("")
     assert measure("--json", tmp_path) == (2, "", f"error: --json must name a file, but {tmp_path} is a folder\n")
     code, _, err = measure("--html", tmp_path / "file" / "page.html")

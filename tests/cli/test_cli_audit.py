@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from spiritlevel.cli import main
 from spiritlevel.subjects.checkpoint import load_checkpoint, save_checkpoint
 from spiritlevel.subjects.data import load_data
 from spiritlevel.subjects.networks import build_model
@@ -25,20 +24,9 @@ def trained(tmp_path):
     return ["mlp:8", "--data", "digits", "--samples", "60", "--checkpoint", str(path)]
 
 
-def run(capsys, *arguments):
-    try:
-        main([str(argument) for argument in arguments])
-        code = 0
-    except SystemExit as leaving:
-        code = int(leaving.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_audit_prints_verdicts_and_writes_files(trained, tmp_path, capsys):
+def test_audit_prints_verdicts_and_writes_files(trained, tmp_path, run):
     json_file, html_file = tmp_path / "audit.json", tmp_path / "audit.html"
     code, out, err = run(
-        capsys,
         "audit",
         *trained,
         "--measures",
@@ -60,15 +48,15 @@ def test_audit_prints_verdicts_and_writes_files(trained, tmp_path, capsys):
     assert "Which measures survive rescaling?" in html_file.read_text()
 
 
-def test_audit_refuses_strengths_that_are_no_numbers(trained, capsys):
-    code, _, err = run(capsys, "audit", *trained, "--strengths", "mild,wild")
+def test_audit_refuses_strengths_that_are_no_numbers(trained, run):
+    code, _, err = run("audit", *trained, "--strengths", "mild,wild")
     assert code == 2
     assert err.strip() == "error: --strengths must be numbers separated by commas, got 'mild,wild'"
 
 
-def test_sharpen_writes_a_twin_that_computes_the_same(trained, tmp_path, capsys):
+def test_sharpen_writes_a_twin_that_computes_the_same(trained, tmp_path, run):
     twin_file = tmp_path / "twin.safetensors"
-    code, out, err = run(capsys, "sharpen", *trained, "--target", "1e5", "--out", twin_file)
+    code, out, err = run("sharpen", *trained, "--target", "1e5", "--out", twin_file)
     assert code == 0, err
     assert "hessian_spectral_norm:" in out
     assert ".weight × " in out
@@ -80,7 +68,12 @@ def test_sharpen_writes_a_twin_that_computes_the_same(trained, tmp_path, capsys)
     torch.testing.assert_close(models[0](data.x), models[1](data.x), rtol=1e-4, atol=1e-4)
 
 
-def test_sharpen_refuses_a_negative_target(trained, capsys):
-    code, _, err = run(capsys, "sharpen", *trained, "--target=-3")
+def test_sharpen_refuses_a_negative_target(trained, run):
+    code, _, err = run("sharpen", *trained, "--target=-3")
     assert code == 2
     assert err.strip() == "error: target must be a positive number, got -3.0"
+
+
+def test_a_quiet_audit_that_writes_nothing_is_refused(trained, run):
+    said = "error: --quiet prints no result, so nothing would be left of the work: add --json or --html\n"
+    assert run("audit", *trained, "--quiet") == (2, "", said)

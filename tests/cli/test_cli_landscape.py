@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from spiritlevel.cli import main
 from spiritlevel.landscape import landscape
 from spiritlevel.subjects.checkpoint import save_checkpoint
 from spiritlevel.subjects.data import load_data
@@ -20,20 +19,10 @@ def trained(tmp_path):
     return ["mlp:8", "--data", "digits", "--samples", "60", "--checkpoint", str(tmp_path / "model1.safetensors")]
 
 
-def run(capsys, *arguments):
-    try:
-        main([str(argument) for argument in arguments])
-        code = 0
-    except SystemExit as leaving:
-        code = int(leaving.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_lines_are_drawn_written_and_continued(trained, tmp_path, capsys, monkeypatch):
+def test_lines_are_drawn_written_and_continued(trained, tmp_path, run, monkeypatch):
     out = tmp_path / "out"
     command = ["landscape", *trained, "--points", "5", "--seeds", "2", "--out", out]
-    code, said, err = run(capsys, *command)
+    code, said, err = run(*command)
     assert code == 0, err
     assert "along random directions" in said
     names = {path.name for path in out.iterdir()}
@@ -47,11 +36,11 @@ def test_lines_are_drawn_written_and_continued(trained, tmp_path, capsys, monkey
         raise AssertionError("computed again")
 
     monkeypatch.setattr(landscape, "_loss_and_accuracy", no_more)
-    assert run(capsys, *command)[0] == 0
+    assert run(*command)[0] == 0
     assert (out / "line-random-layer.svg").read_bytes() == picture
 
 
-def test_an_interrupted_grid_is_kept_and_said(trained, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_grid_is_kept_and_said(trained, tmp_path, run, monkeypatch):
     out = tmp_path / "out"
     compute, calls = landscape._loss_and_accuracy, []
 
@@ -63,19 +52,19 @@ def test_an_interrupted_grid_is_kept_and_said(trained, tmp_path, capsys, monkeyp
 
     monkeypatch.setattr(landscape, "_loss_and_accuracy", interrupted)
     command = ["landscape", *trained, "--surface", "--points", "4", "--normalization", "filter", "--out", out]
-    code, _, err = run(capsys, *command)
+    code, _, err = run(*command)
     assert code == 130
     assert "what is done is kept" in err
     assert len(json.loads((out / "surface-random-filter.grid.json").read_text())["values"]) == 7
-    assert run(capsys, *command, "--three-d", "--quiet") == (0, "", "")
+    assert run(*command, "--three-d", "--quiet") == (0, "", "")
     assert len(calls) == 8 + 16 - 7
     assert landscape.load(out / "surface-random-filter.json").losses.shape == (4, 4)
 
 
-def test_a_line_leads_to_another_checkpoint(trained, tmp_path, capsys):
+def test_a_line_leads_to_another_checkpoint(trained, tmp_path, run):
     other = tmp_path / "model2.safetensors"
     command = ["landscape", *trained, "--directions", "between", "--other", other, "--points", "3", "--span", "0,1"]
-    assert run(capsys, *command, "--out", tmp_path / "out")[0] == 0
+    assert run(*command, "--out", tmp_path / "out")[0] == 0
     found = landscape.load(tmp_path / "out" / "line-between-none.json")
     assert found.steps.tolist() == [0.0, 0.5, 1.0]
 
@@ -91,17 +80,17 @@ def test_a_line_leads_to_another_checkpoint(trained, tmp_path, capsys):
         (["--points", "1"], "points must be at least 2"),
     ],
 )
-def test_wrong_use_of_landscape_is_said(trained, tmp_path, capsys, options, message):
-    code, _, err = run(capsys, "landscape", *trained, "--out", tmp_path / "out", *options)
+def test_wrong_use_of_landscape_is_said(trained, tmp_path, run, options, message):
+    code, _, err = run("landscape", *trained, "--out", tmp_path / "out", *options)
     assert code == 2
     assert message in err
 
 
-def test_a_spectrum_is_printed_drawn_and_written(trained, tmp_path, capsys):
+def test_a_spectrum_is_printed_drawn_and_written(trained, tmp_path, run):
     picture, json_file = tmp_path / "spectrum.png", tmp_path / "spectrum.json"
     options = ["--steps", "6", "--probes", "2", "--ends", "2"]
     code, out, err = run(
-        capsys, "spectrum", *trained, *options, "--operator", "riemannian", "--picture", picture, "--json", json_file
+        "spectrum", *trained, *options, "--operator", "riemannian", "--picture", picture, "--json", json_file
     )
     assert code == 0, err
     assert "eigenvalues of D H D" in out
@@ -109,17 +98,17 @@ def test_a_spectrum_is_printed_drawn_and_written(trained, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
     saved = json.loads(json_file.read_text())
     assert len(saved["probes"]) == len(saved["top"]) == 2
-    code, out, _ = run(capsys, "spectrum", *trained, *options, "--json", "-")
+    code, out, _ = run("spectrum", *trained, *options, "--json", "-")
     assert json.loads(out)["operator"] == "hessian"
 
 
-def test_wrong_use_of_spectrum_is_said(trained, tmp_path, capsys):
+def test_wrong_use_of_spectrum_is_said(trained, tmp_path, run):
     for options, message in (
         (["--quiet"], "add --json or --picture"),
         (["--picture", tmp_path / "spectrum.doc"], "must end in .png, .svg or .pdf"),
         (["--operator", "9.weight"], "operator must be one of"),
-        (["--probes", "1"], "at least 2 probes"),
+        (["--probes", "1"], "probes must be a whole number of at least 2, got 1"),
     ):
-        code, _, err = run(capsys, "spectrum", *trained, *options)
+        code, _, err = run("spectrum", *trained, *options)
         assert code == 2
         assert message in err

@@ -8,33 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from spiritlevel import cli
 from spiritlevel.study import engines
 from spiritlevel.study.engines.engine import Outcome, Task
 from spiritlevel.study.plan import list_studies, read_plan
 from spiritlevel.study.worker import compute
-
-STUDY = """\
-title = "tiny"
-seeds = 2
-
-[data]
-name = "random:60,6,3,0"
-
-[model]
-name = "mlp:8"
-
-[training]
-learning_rate = 0.2
-batch_size = 16
-epochs = 2
-
-[factors]
-training.batch_size = [16, 30]
-
-[measure]
-measures = ["hessian_trace", "kappa_trace_sum"]
-"""
+from tiny_study import TINY
 
 
 class Here:
@@ -64,24 +42,17 @@ class Here:
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
+def run(run, monkeypatch):
     """Run `spiritlevel study …`; gives (exit code, standard output, standard error)."""
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr("spiritlevel.study.engines.local.LocalEngine", Here)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            cli.main(["study", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return int(left.value.code or 0), captured.out, captured.err
-
-    return call
+    return lambda *arguments: run("study", *arguments)
 
 
 @pytest.fixture
 def study(tmp_path) -> Path:
     path = tmp_path / "tiny.toml"
-    path.write_text(STUDY)
+    path.write_text(TINY)
     return path
 
 
@@ -126,7 +97,7 @@ def test_run_computes_and_reports_and_goes_on(run, study, tmp_path):
 
 def test_a_quick_run_says_so_and_names_its_data(run, study, tmp_path):
     study.write_text(
-        STUDY.replace("tiny", "tiny on MNIST") + '[quick]\nseeds = 1\n[quick.data]\nname = "random:50,6,3,1"\n'
+        TINY.replace("tiny", "tiny on MNIST") + '[quick]\nseeds = 1\n[quick.data]\nname = "random:50,6,3,1"\n'
     )
     code, _, err = run("run", study, "--quick", "--folder", tmp_path / "out")
     assert code == 0, err

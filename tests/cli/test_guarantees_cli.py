@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from spiritlevel import cli
 from spiritlevel.subjects.checkpoint import save_checkpoint
 from spiritlevel.subjects.networks import build_model
 
@@ -21,20 +20,6 @@ def weights(tmp_path_factory) -> Path:
             build_model("mlp:6-5", input_shape=(12,), classes=3, seed=seed), folder / f"n{seed}.safetensors"
         )
     return folder
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Run a command line; gives (exit code, standard output, standard error)."""
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return int(left.value.code or 0), captured.out, captured.err
-
-    return call
 
 
 def test_bound_prints_the_terms_and_writes_what_is_asked(run, weights, tmp_path) -> None:
@@ -88,4 +73,4 @@ def test_wrong_use_leaves_with_two(run, weights) -> None:
     assert (code, err) == (2, "error: two networks are called 'n1': give each a name, as in NAME=MODEL@FILE\n")
     code, _, err = run("bound", "mlp:6-5", "--checkpoint", weights / "n1.safetensors", "--data", DATA, "--quiet")
     assert code == 2
-    assert err == "error: --quiet prints no table, so nothing would be left of the result: add --json or --html\n"
+    assert err == "error: --quiet prints no result, so nothing would be left of the work: add --json or --html\n"

@@ -12,30 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fuzz import victim
+from tiny_study import TINY
 
-STUDY = """\
-title = "killed"
-seeds = 1
-
-[data]
-name = "random:60,6,3,0"
-
-[model]
-name = "mlp:8"
-
-[training]
-optimizer = "sgd"
-learning_rate = 0.2
-batch_size = 16
-epochs = 25
-ensemble = 1
-
-[factors]
-training.batch_size = [16, 30]
-
-[measure]
-measures = ["hessian_trace", "kappa_trace_sum"]
-"""
+STUDY = (
+    TINY.replace('"tiny"', '"killed"')
+    .replace("seeds = 2", "seeds = 1")
+    .replace("epochs = 3", "epochs = 25\nensemble = 1")
+)
 PATIENCE = 600.0
 MEASURES = ("hessian_spectral_norm", "fisher_rao_norm", "hessian_trace")
 

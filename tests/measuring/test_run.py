@@ -50,9 +50,11 @@ def test_another_seed_moves_only_what_is_estimated():
 
 def test_unknown_measures_and_options():
     model, data = make()
-    with refused("unknown measure 'kapa_sum'; did you mean 'kappa_sum'? `list_measures()` names them all"):
+    with refused(
+        "unknown measure 'kapa_sum'; did you mean 'kappa_sum'? `list_measures()` and `spiritlevel measures` name them all"
+    ):
         sl.measure(model, data, measures=["kapa_sum"])
-    with refused("unknown measure 'qqq'. `list_measures()` names them all"):
+    with refused("unknown measure 'qqq'. `list_measures()` and `spiritlevel measures` name them all"):
         sl.get_measure("qqq")
     with refused("no measures were asked for: pass names, or leave `measures` out for the default set"):
         sl.measure(model, data, measures=[])

@@ -1,31 +1,10 @@
-"""A study that takes a moment: random data, tiny networks, cheap measures."""
+"""The tiny study as a file."""
 
 from pathlib import Path
 
 import pytest
 
-TINY = """\
-title = "tiny"
-seeds = 2
-
-[data]
-name = "random:60,6,3,0"
-
-[model]
-name = "mlp:8"
-
-[training]
-optimizer = "sgd"
-learning_rate = 0.2
-batch_size = 16
-epochs = 3
-
-[factors]
-training.batch_size = [16, 30]
-
-[measure]
-measures = ["hessian_trace", "kappa_trace_sum"]
-"""
+from tiny_study import TINY
 
 
 @pytest.fixture

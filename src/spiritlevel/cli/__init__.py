@@ -20,6 +20,7 @@ from spiritlevel._version import __version__
 from spiritlevel.cli.audit import audit
 from spiritlevel.cli.bench import bench
 from spiritlevel.cli.demo import demo
+from spiritlevel.cli.groups import with_single_options
 from spiritlevel.cli.guarantees import bound, compare, robustness
 from spiritlevel.cli.landscape import landscape
 from spiritlevel.cli.measure import INTERRUPTED, measure
@@ -93,7 +94,7 @@ def _leave_to_one(command: str) -> None:
 
 
 for _command in COMMANDS:
-    app.command()(_command)
+    app.command()(with_single_options(_command))
 app.add_typer(study)
 
 

@@ -8,21 +8,8 @@ import typer
 
 from spiritlevel.audit.audit import audit as audit_network
 from spiritlevel.audit.show import audit_table
-from spiritlevel.cli.options import (
-    Checkpoint,
-    DataName,
-    LossName,
-    Measures,
-    ModelName,
-    Quiet,
-    Samples,
-    Split,
-    Tolerance,
-    check_writable,
-    read_measures,
-    read_subject,
-)
-from spiritlevel.cli.output import HtmlFile, JsonFile, write_result
+from spiritlevel.cli.options import Measures, NetworkOptions, PartOptions, Tolerance, read_measures
+from spiritlevel.cli.output import OutputOptions
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.progress import passes_bar
 from spiritlevel.problem.ranks import launched
@@ -35,37 +22,28 @@ Groups = Annotated[bool, typer.Option("--groups", help="Also audit every discove
 
 
 def audit(
-    model: ModelName,
-    data: DataName,
-    checkpoint: Checkpoint = None,
-    loss: LossName = "cross_entropy",
+    *,
+    network: NetworkOptions,
     measures: Measures = None,
     strengths: Strengths = "0.5,1,1.5",
     seeds: Seeds = 1,
     groups: Groups = False,
     tolerance: Tolerance = 1e-3,
-    samples: Samples = None,
-    split: Split = "train",
-    json_file: JsonFile = None,
-    html_file: HtmlFile = None,
-    quiet: Quiet = False,
+    part: PartOptions,
+    output: OutputOptions,
 ) -> None:
     """Rescale a trained network without changing its function, and see which measures notice.
 
     Prints a verdict for every measure and kind of change, with the largest factor seen. Started by torchrun, the processes
     share the data.
     """
-    check_writable("--json", json_file)
-    check_writable("--html", html_file)
     if seeds < 1:
         raise SpiritLevelError(f"--seeds must be at least 1, got {seeds}")
     chosen, grown = read_measures(measures), _read_strengths(strengths)
-    subject = read_subject(model, checkpoint, data, loss, split, samples)
-    with launched() as rank, passes_bar(shown=rank == 0 and not quiet) as listen:
+    subject = network.read(part)
+    with launched() as rank, passes_bar(shown=rank == 0 and not output.quiet) as listen:
         found = audit_network(
-            subject.model,
-            subject.pair,
-            subject.loss,
+            *subject.parts,
             measures=chosen,
             strengths=grown,
             seeds=range(seeds),
@@ -74,7 +52,7 @@ def audit(
             progress=listen,
         )
     if rank == 0:
-        write_result(found, audit_table(found), json_file, html_file, quiet)
+        output.write(found, audit_table(found))
 
 
 def _read_strengths(text: str) -> list[float]:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
 import typer
-from rich.console import Console, RenderableType
 
 from spiritlevel.cli.options import (
-    Checkpoint,
+    AccuracyOptions,
     DataName,
     Dtype,
     LossName,
-    ModelName,
-    Quiet,
+    NetworkOptions,
+    PartOptions,
     Samples,
     Seed,
-    Split,
     Subject,
-    Tolerance,
-    check_writable,
     read_dtype,
     read_measures,
-    read_subject,
 )
+from spiritlevel.cli.output import OutputOptions
 from spiritlevel.compare.compare import compare as compare_networks
 from spiritlevel.compare.show import ranking_table
 from spiritlevel.errors import SpiritLevelError
@@ -37,22 +32,12 @@ from spiritlevel.measuring.progress import passes_bar
 from spiritlevel.problem.ranks import launched
 from spiritlevel.subjects.data import load_data
 
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - prints it.")]
-HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the result as one page.")]
 Measures = Annotated[str | None, typer.Option(metavar="A,B,…|all", help="Names, as for `spiritlevel measure`.")]
 
 
-class _Result(Protocol):
-    def to_dict(self) -> dict[str, Any]: ...
-    def save(self, path: Path) -> None: ...
-    def to_html(self, path: Path) -> None: ...
-
-
 def bound(
-    model: ModelName,
-    data: DataName,
-    checkpoint: Checkpoint = None,
-    loss: LossName = "cross_entropy",
+    *,
+    network: NetworkOptions,
     method: Annotated[str, typer.Option(metavar="matrix|rows|optimized", help="How the noise is chosen.")] = "matrix",
     vectors: Annotated[
         str, typer.Option(metavar="noise|float32|bfloat16", help="Biases and the like: noisy, or described by bits.")
@@ -67,22 +52,19 @@ def bound(
     seed: Seed = 0,
     dtype: Dtype = None,
     samples: Samples = None,
-    json_file: JsonFile = None,
-    html_file: HtmlFile = None,
-    quiet: Quiet = False,
+    output: OutputOptions,
 ) -> None:
     """Bound the test error of a network with noise on its weights, from its training data.
 
     Prints the PAC-Bayes bound term by term. It is a certificate, also where it is vacuous.
     """
-    _check_outputs(json_file, html_file, quiet)
-    subject = read_subject(model, checkpoint, data, loss, samples=samples)
-    centre = None if prior is None else read_subject(model, prior, data, loss, samples=samples).model
-    held_out = load_data(data, split="test") if test else None
+    part = PartOptions(samples)
+    precision = read_dtype(dtype)
+    subject = network.read(part)
+    centre = None if prior is None else replace(network, checkpoint=prior).read(part).model
+    held_out = load_data(network.data, split="test") if test else None
     found = pac_bayes(
-        subject.model,
-        subject.pair,
-        subject.loss,
+        *subject.parts,
         test_data=None if held_out is None else (held_out.x, held_out.y),
         method=method,  # type: ignore[arg-type]
         vectors=vectors,  # type: ignore[arg-type]
@@ -90,37 +72,29 @@ def bound(
         draws=draws,
         prior=centre,
         seed=seed,
-        dtype=read_dtype(dtype),
+        dtype=precision,
     )
-    _write(found, certificate_table(found), json_file, html_file, quiet)
+    output.write(found, certificate_table(found))
 
 
 def robustness(
-    model: ModelName,
-    data: DataName,
+    *,
+    network: NetworkOptions,
     layer: Annotated[str, typer.Option(metavar="NAME", help="The layer: a weight's name or its module's.")],
     delta: Annotated[float, typer.Option(metavar="D", help="The share by which its features move.")] = 0.1,
-    checkpoint: Checkpoint = None,
-    loss: LossName = "cross_entropy",
     matrices: Annotated[
         str, typer.Option(metavar="orthogonal|gaussian", help="Which random matrices mix the features.")
     ] = "orthogonal",
     num_matrices: Annotated[int, typer.Option("--matrix-count", metavar="N", help="How many of them.")] = 8,
-    tolerance: Tolerance = 1e-3,
-    seed: Seed = 0,
-    dtype: Dtype = None,
-    samples: Samples = None,
-    split: Split = "train",
-    json_file: JsonFile = None,
-    html_file: HtmlFile = None,
-    quiet: Quiet = False,
+    accuracy: AccuracyOptions,
+    part: PartOptions,
+    output: OutputOptions,
 ) -> None:
     """How much the loss rises when the features of a layer move.
 
     Prints the mean rise, the worst one found, what curvature says it should be, and the bound by κ.
     """
-    _check_outputs(json_file, html_file, quiet)
-    subject = read_subject(model, checkpoint, data, loss, split, samples)
+    subject = network.read(part)
     found = feature_robustness(
         subject.model,
         subject.pair,
@@ -129,14 +103,13 @@ def robustness(
         subject.loss,
         matrices=matrices,  # type: ignore[arg-type]
         num_matrices=num_matrices,
-        tolerance=tolerance,
-        seed=seed,
-        dtype=read_dtype(dtype),
+        **accuracy.arguments,
     )
-    _write(found, robustness_table(found), json_file, html_file, quiet)
+    output.write(found, robustness_table(found))
 
 
 def compare(
+    *,
     networks: Annotated[
         list[str],
         typer.Argument(metavar="NAME=MODEL@FILE…", help="Two or more, such as small=mlp:64-32@small.safetensors."),
@@ -148,14 +121,9 @@ def compare(
     these_data: Annotated[
         bool, typer.Option("--these-data", help="Orders on these data only: no sampling error, half the cost.")
     ] = False,
-    tolerance: Tolerance = 1e-3,
-    seed: Seed = 0,
-    dtype: Dtype = None,
-    samples: Samples = None,
-    split: Split = "train",
-    json_file: JsonFile = None,
-    html_file: HtmlFile = None,
-    quiet: Quiet = False,
+    accuracy: AccuracyOptions,
+    part: PartOptions,
+    output: OutputOptions,
 ) -> None:
     """Rank several trained networks by every measure.
 
@@ -163,28 +131,25 @@ def compare(
     on ten parts of the data, so that the order holds for more data of the same kind too. Started by torchrun, the processes
     share the data.
     """
-    _check_outputs(json_file, html_file, quiet)
-    chosen, precision = read_measures(measures), read_dtype(dtype)
-    subjects = _read_networks(networks, data, loss, split, samples)
+    chosen = read_measures(measures)
+    subjects = _read_networks(networks, data, loss, part)
     first = next(iter(subjects.values()))
-    with launched() as rank, passes_bar(shown=rank == 0 and not quiet) as listen:
+    with launched() as rank, passes_bar(shown=rank == 0 and not output.quiet) as listen:
         found = compare_networks(
             {name: subject.model for name, subject in subjects.items()},
             first.pair,
             first.loss,
             measures=chosen,
             confidence=confidence,
-            tolerance=tolerance,
-            seed=seed,
-            dtype=precision,
             progress=listen,
             sampling=not these_data,
+            **accuracy.arguments,
         )
     if rank == 0:
-        _write(found, ranking_table(found), json_file, html_file, quiet)
+        output.write(found, ranking_table(found))
 
 
-def _read_networks(networks: list[str], data: str, loss: str, split: str, samples: int | None) -> dict[str, Subject]:
+def _read_networks(networks: list[str], data: str, loss: str, part: PartOptions) -> dict[str, Subject]:
     """`NAME=MODEL@FILE`, `MODEL@FILE` or `package.module:factory`, each by its name."""
     subjects: dict[str, Subject] = {}
     for text in networks:
@@ -194,25 +159,6 @@ def _read_networks(networks: list[str], data: str, loss: str, split: str, sample
         name = label if equals else Path(file).stem if at else spec
         if name in subjects:
             raise SpiritLevelError(f"two networks are called {name!r}: give each a name, as in NAME=MODEL@FILE")
-        subjects[name] = read_subject(model if at else spec, Path(file) if at else None, data, loss, split, samples)
+        network = NetworkOptions(model if at else spec, data, Path(file) if at else None, loss)
+        subjects[name] = network.read(part)
     return subjects
-
-
-def _check_outputs(json_file: Path | None, html_file: Path | None, quiet: bool) -> None:
-    if quiet and json_file is None and html_file is None:
-        raise SpiritLevelError("--quiet prints no table, so nothing would be left of the result: add --json or --html")
-    check_writable("--json", json_file)
-    check_writable("--html", html_file)
-
-
-def _write(found: _Result, table: RenderableType, json_file: Path | None, html_file: Path | None, quiet: bool) -> None:
-    to_stdout = str(json_file) == "-"
-    if to_stdout:
-        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
-    elif not quiet:
-        Console().print(table)
-    for path, write in ((json_file if not to_stdout else None, found.save), (html_file, found.to_html)):
-        if path is not None:
-            write(path)
-            if not quiet:
-                print(f"wrote {path}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,20 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from spiritlevel.cli.options import (
-    Checkpoint,
-    DataName,
-    Dtype,
-    LossName,
-    ModelName,
-    Quiet,
-    Samples,
-    Seed,
-    Split,
-    check_folder,
-    read_dtype,
-    read_subject,
-)
+from spiritlevel.cli.options import Dtype, NetworkOptions, PartOptions, Quiet, Seed, check_folder, read_dtype
 from spiritlevel.cli.output import say_written
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.landscape import landscape as landscapes
@@ -48,10 +36,8 @@ Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where pictures, numbe
 
 
 def landscape(
-    model: ModelName,
-    data: DataName,
-    checkpoint: Checkpoint = None,
-    loss: LossName = "cross_entropy",
+    *,
+    network: NetworkOptions,
     directions: Directions = "random",
     normalization: Normalization = None,
     other: Other = None,
@@ -62,8 +48,7 @@ def landscape(
     span: Span = None,
     three_d: ThreeD = False,
     dtype: Dtype = None,
-    samples: Samples = None,
-    split: Split = "train",
+    part: PartOptions,
     out: Out = Path("landscape"),
     quiet: Quiet = False,
 ) -> None:
@@ -73,10 +58,10 @@ def landscape(
     """
     check_folder("--out", out)
     _check(directions, other, surface, three_d)
-    subject = read_subject(model, checkpoint, data, loss, split, samples)
+    subject = network.read(part)
     toward: Any = directions
     if directions == "between":
-        toward = read_subject(model, other, data, loss, split, samples).model
+        toward = replace(network, checkpoint=other).read(part).model
     chosen = normalization or ("none" if directions == "between" else "layer")
     stem = f"{'surface' if surface else 'line'}-{directions}-{chosen.replace(' ', '-')}"
     options: dict[str, Any] = {
@@ -93,7 +78,7 @@ def landscape(
         options["count"] = seeds
     compute: Callable[..., Any] = landscapes.surface if surface else landscapes.line
     with _interrupted_gently(out), _points_bar(shown=not quiet) as listen:
-        found = compute(subject.model, subject.pair, subject.loss, progress=listen, **options)
+        found = compute(*subject.parts, progress=listen, **options)
     _write(found, out / stem, three_d, quiet)
 
 

@@ -6,24 +6,8 @@ from typing import Annotated
 
 import typer
 
-from spiritlevel.cli.options import (
-    Checkpoint,
-    DataName,
-    Dtype,
-    LossName,
-    Measures,
-    ModelName,
-    Quiet,
-    Seed,
-    Split,
-    Tolerance,
-    check_writable,
-    read_dtype,
-    read_measures,
-    read_subject,
-)
-from spiritlevel.cli.output import HtmlFile, JsonFile, write_result
-from spiritlevel.errors import SpiritLevelError
+from spiritlevel.cli.options import AccuracyOptions, Measures, NetworkOptions, PartOptions, Split, read_measures
+from spiritlevel.cli.output import OutputOptions
 from spiritlevel.measuring import run
 from spiritlevel.problem.ranks import launched
 from spiritlevel.show.tables import report_table
@@ -37,46 +21,30 @@ RandomSamples = Annotated[
 
 
 def measure(
-    model: ModelName,
-    data: DataName,
-    checkpoint: Checkpoint = None,
-    loss: LossName = "cross_entropy",
+    *,
+    network: NetworkOptions,
     measures: Measures = None,
-    tolerance: Tolerance = 1e-3,
-    seed: Seed = 0,
-    dtype: Dtype = None,
+    accuracy: AccuracyOptions,
     samples: RandomSamples = None,
     split: Split = "train",
-    json_file: JsonFile = None,
-    html_file: HtmlFile = None,
-    quiet: Quiet = False,
+    output: OutputOptions,
 ) -> None:
     """Measure a trained network.
 
     Prints every value with its error, how sure it is and which rescalings of the weights it survives. Ctrl-C prints what
     is finished. Started by torchrun, the processes share the data.
     """
-    if quiet and json_file is None and html_file is None:
-        raise SpiritLevelError(
-            "--quiet prints no table, so nothing would be left of the measurement: add --json or --html"
-        )
-    check_writable("--json", json_file)
-    check_writable("--html", html_file)
-    chosen, precision = read_measures(measures), read_dtype(dtype)
-    subject = read_subject(model, checkpoint, data, loss, split)
+    chosen = read_measures(measures)
+    subject = network.read(PartOptions(split=split))
     with launched() as rank:
         report = run.measure(
-            subject.model,
-            subject.pair,
-            subject.loss,
+            *subject.parts,
             measures=chosen,
-            tolerance=tolerance,
-            seed=seed,
-            dtype=precision,
             samples=samples,
-            progress=rank == 0 and not quiet,
+            progress=rank == 0 and not output.quiet,
+            **accuracy.arguments,
         )
     if rank == 0:
-        write_result(report.without_witnesses(), report_table(report), json_file, html_file, quiet)
+        output.write(report.without_witnesses(), report_table(report))
         if report.interrupted:
             raise typer.Exit(INTERRUPTED)

@@ -13,7 +13,7 @@ from torch import nn
 
 from spiritlevel.errors import SpiritLevelError, suggest
 from spiritlevel.measuring.record import Measure
-from spiritlevel.measuring.registry import ALL
+from spiritlevel.measuring.registry import read_measure
 from spiritlevel.problem.losses import BUILT_IN
 from spiritlevel.subjects.checkpoint import load_checkpoint
 from spiritlevel.subjects.data import Dataset, load_data
@@ -68,23 +68,63 @@ class Subject:
         """The data as `measure` takes them."""
         return self.data.x, self.data.y
 
+    @property
+    def parts(self) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], Any]:
+        """Model, data and loss, in the order in which the library takes them."""
+        return self.model, self.pair, self.loss
 
-def read_subject(
-    model: str, checkpoint: Path | None, data: str, loss: str, split: str = "train", samples: int | None = None
-) -> Subject:
-    """Load what the arguments name; the data first, because they say how many inputs and classes the network has."""
-    if split not in ("train", "test"):
-        raise SpiritLevelError(f"--split must be train or test, got {split!r}")
-    chosen_loss = read_loss(loss)
-    loaded = load_data(data, split="test" if split == "test" else "train", samples=samples)
-    network = build_model(model, input_shape=loaded.input_shape, classes=loaded.classes)
-    if checkpoint is not None:
-        load_checkpoint(network, checkpoint)
-    elif ":" not in model or model.startswith("mlp:"):
-        raise SpiritLevelError(
-            f"{model!r} is a built-in network, which starts with random weights; pass its trained ones by --checkpoint"
-        )
-    return Subject(network, loaded, chosen_loss)
+
+@dataclass(frozen=True)
+class PartOptions:
+    """Which samples of the data."""
+
+    samples: Samples = None
+    split: Split = "train"
+
+    def __post_init__(self) -> None:
+        if self.split not in ("train", "test"):
+            raise SpiritLevelError(f"--split must be train or test, got {self.split!r}")
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Which network, data and loss."""
+
+    model: ModelName
+    data: DataName
+    checkpoint: Checkpoint = None
+    loss: LossName = "cross_entropy"
+
+    def read(self, part: PartOptions) -> Subject:
+        """Load what is named; the data first, because they say how many inputs and classes the network has."""
+        loss = read_loss(self.loss)
+        data = load_data(self.data, split="test" if part.split == "test" else "train", samples=part.samples)
+        network = build_model(self.model, input_shape=data.input_shape, classes=data.classes)
+        if self.checkpoint is not None:
+            load_checkpoint(network, self.checkpoint)
+        elif ":" not in self.model or self.model.startswith("mlp:"):
+            raise SpiritLevelError(
+                f"{self.model!r} is a built-in network, which starts with random weights; "
+                "pass its trained ones by --checkpoint"
+            )
+        return Subject(network, data, loss)
+
+
+@dataclass(frozen=True)
+class AccuracyOptions:
+    """How accurate the result is to be."""
+
+    tolerance: Tolerance = 1e-3
+    seed: Seed = 0
+    dtype: Dtype = None
+
+    def __post_init__(self) -> None:
+        read_dtype(self.dtype)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The same as the library takes it."""
+        return {"tolerance": self.tolerance, "seed": self.seed, "dtype": read_dtype(self.dtype)}
 
 
 def read_loss(name: str) -> Any:
@@ -103,30 +143,10 @@ def read_measures(names: str | None) -> list[Measure] | str | None:
     """`a,b:option=value` as configured measures; "all" and None (the default set) as they are."""
     if names is None or names.strip() == "all":
         return None if names is None else "all"
-    chosen = [_read_measure(name.strip()) for name in names.split(",") if name.strip()]
+    chosen = [read_measure(name.strip()) for name in names.split(",") if name.strip()]
     if not chosen:
         raise SpiritLevelError("--measures is empty; give names separated by commas, all, or leave it out")
     return chosen
-
-
-def _read_measure(text: str) -> Measure:
-    name, *settings = text.split(":")
-    options: dict[str, float | str] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise SpiritLevelError(f"options of a measure are written name:option=value, got {text!r}")
-        options[key] = _number_or_word(value)
-    if name not in ALL:
-        raise SpiritLevelError(f"unknown measure {name!r}{suggest(name, ALL)} `spiritlevel measures` lists them all")
-    return ALL[name].configured(**options)
-
-
-def _number_or_word(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def read_dtype(name: str | None) -> torch.dtype | None:
@@ -158,25 +178,3 @@ def check_folder(option: str, path: Path) -> None:
         raise SpiritLevelError(f"{option} must name a folder, but {standing} is a file")
     if not os.access(standing, os.W_OK):
         raise SpiritLevelError(f"{option}: {path} cannot be written to; choose a folder where you may write")
-
-
-__all__ = [
-    "Checkpoint",
-    "DataName",
-    "Dtype",
-    "LossName",
-    "Measures",
-    "ModelName",
-    "Quiet",
-    "Samples",
-    "Seed",
-    "Split",
-    "Subject",
-    "Tolerance",
-    "check_folder",
-    "check_writable",
-    "read_dtype",
-    "read_loss",
-    "read_measures",
-    "read_subject",
-]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console, RenderableType
+
+from spiritlevel.cli.options import Quiet, check_writable
+from spiritlevel.errors import SpiritLevelError
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - prints it.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the result as one page.")]
@@ -21,24 +26,56 @@ class Result(Protocol):
 
     def save(self, path: Path) -> None: ...
 
+
+class ResultWithPage(Result, Protocol):
+    """A result that can also be written as a page."""
+
     def to_html(self, path: Path) -> None: ...
 
 
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where the result goes; a place that cannot be written to is refused before any work is done."""
+
+    json_file: JsonFile = None
+    html_file: HtmlFile = None
+    quiet: Quiet = False
+
+    def __post_init__(self) -> None:
+        check_files("--html", self.json_file, self.html_file, self.quiet)
+
+    def write(self, result: ResultWithPage, table: RenderableType) -> None:
+        write_result(result, table, self.json_file, self.html_file, result.to_html, self.quiet)
+
+
+def check_files(option: str, json_file: Path | None, other_file: Path | None, quiet: bool) -> None:
+    """Refuse files that cannot be written, and a quiet command that writes none; `option` names the other file."""
+    if quiet and json_file is None and other_file is None:
+        raise SpiritLevelError(
+            f"--quiet prints no result, so nothing would be left of the work: add --json or {option}"
+        )
+    check_writable("--json", json_file)
+    check_writable(option, other_file)
+
+
 def write_result(
-    result: Result, table: RenderableType, json_file: Path | None, html_file: Path | None, quiet: bool
+    result: Result,
+    shown: RenderableType,
+    json_file: Path | None,
+    other_file: Path | None,
+    write_other: Callable[[Path], object],
+    quiet: bool,
 ) -> None:
-    """Print the table unless JSON is printed or `quiet` is asked for; write the files and say so."""
+    """Print what is `shown` unless JSON is printed or `quiet` is asked for; write the files and say so."""
     to_stdout = str(json_file) == "-"
     if to_stdout:
         print(json.dumps(result.to_dict(), indent=1, allow_nan=False))
     elif not quiet:
-        Console().print(table)
-    if json_file is not None and not to_stdout:
-        result.save(json_file)
-        say_written(json_file, quiet)
-    if html_file is not None:
-        result.to_html(html_file)
-        say_written(html_file, quiet)
+        print(shown) if isinstance(shown, str) else Console().print(shown)
+    for path, write in ((None if to_stdout else json_file, result.save), (other_file, write_other)):
+        if path is not None:
+            write(path)
+            say_written(path, quiet)
 
 
 def say_written(path: Path, quiet: bool) -> None:

@@ -8,16 +8,7 @@ from typing import Annotated
 import typer
 
 from spiritlevel.attack import attack
-from spiritlevel.cli.options import (
-    Checkpoint,
-    DataName,
-    LossName,
-    ModelName,
-    Samples,
-    Split,
-    check_writable,
-    read_subject,
-)
+from spiritlevel.cli.options import NetworkOptions, PartOptions, check_writable
 from spiritlevel.cli.output import say_written
 from spiritlevel.subjects.checkpoint import save_checkpoint
 
@@ -27,20 +18,16 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the twin's
 
 
 def sharpen(
-    model: ModelName,
-    data: DataName,
+    *,
+    network: NetworkOptions,
     target: Target,
-    checkpoint: Checkpoint = None,
-    loss: LossName = "cross_entropy",
     eigenvalues: Eigenvalues = 1,
-    samples: Samples = None,
-    split: Split = "train",
+    part: PartOptions,
     out: Out = None,
 ) -> None:
     """Build an equivalent network with a Hessian as large as asked for (Dinh et al. 2017, Theorems 4 and 5)."""
     check_writable("--out", out)
-    subject = read_subject(model, checkpoint, data, loss, split, samples)
-    found = attack.sharpen(subject.model, subject.pair, subject.loss, target=target, eigenvalues=eigenvalues)
+    found = attack.sharpen(*network.read(part).parts, target=target, eigenvalues=eigenvalues)
     print(found)
     for name, factor in found.factors.items():
         print(f"  {name} × {factor:.6g}")

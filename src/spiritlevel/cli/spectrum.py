@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from spiritlevel.cli.options import (
-    Checkpoint,
-    DataName,
-    Dtype,
-    LossName,
-    ModelName,
-    Quiet,
-    Samples,
-    Seed,
-    Split,
-    Tolerance,
-    check_writable,
-    read_dtype,
-    read_subject,
-)
-from spiritlevel.cli.output import JsonFile, say_written
+from spiritlevel.cli.options import AccuracyOptions, NetworkOptions, PartOptions, Quiet
+from spiritlevel.cli.output import JsonFile, check_files, write_result
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.progress import passes_bar
 from spiritlevel.problem.ranks import launched
@@ -40,19 +26,14 @@ Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the den
 
 
 def spectrum(
-    model: ModelName,
-    data: DataName,
-    checkpoint: Checkpoint = None,
-    loss: LossName = "cross_entropy",
+    *,
+    network: NetworkOptions,
     operator: OperatorName = "hessian",
     probes: Probes = 8,
     steps: Steps = 60,
     ends: Ends = 5,
-    tolerance: Tolerance = 1e-3,
-    seed: Seed = 0,
-    dtype: Dtype = None,
-    samples: Samples = None,
-    split: Split = "train",
+    accuracy: AccuracyOptions,
+    part: PartOptions,
     picture: Picture = None,
     json_file: JsonFile = None,
     quiet: Quiet = False,
@@ -61,45 +42,27 @@ def spectrum(
 
     Started by torchrun, the processes share the data.
     """
-    if quiet and json_file is None and picture is None:
-        raise SpiritLevelError("--quiet prints nothing, so nothing would be left: add --json or --picture")
-    check_writable("--json", json_file)
-    check_writable("--picture", picture)
+    check_files("--picture", json_file, picture, quiet)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise SpiritLevelError(f"--picture must end in .png, .svg or .pdf, got {picture.name!r}")
-    precision = read_dtype(dtype)
-    subject = read_subject(model, checkpoint, data, loss, split, samples)
+    subject = network.read(part)
     with launched() as rank, passes_bar(shown=rank == 0 and not quiet) as listen:
         found = compute_spectrum(
-            subject.model,
-            subject.pair,
-            subject.loss,
+            *subject.parts,
             operator=operator,
             probes=probes,
             steps=steps,
             ends=ends,
-            tolerance=tolerance,
-            seed=seed,
-            dtype=precision,
             progress=listen,
+            **accuracy.arguments,
         )
     if rank == 0:
-        _write(found, json_file, picture, quiet)
+        shown = "\n".join([str(found), *(f"• {note}" for note in found.notes)])
+        write_result(found, shown, json_file, picture, partial(_draw, found), quiet)
 
 
-def _write(found: Spectrum, json_file: Path | None, picture: Path | None, quiet: bool) -> None:
-    if str(json_file) == "-":
-        print(json.dumps(found.to_dict(), allow_nan=False))
-    elif not quiet:
-        print(found)
-        for note in found.notes:
-            print(f"• {note}")
-    if json_file is not None and str(json_file) != "-":
-        found.save(json_file)
-        say_written(json_file, quiet)
-    if picture is not None:
-        # Only here: matplotlib is slow to load, and a wrong argument should be answered at once.
-        from spiritlevel import plot
+def _draw(found: Spectrum, picture: Path) -> None:
+    # Only here: matplotlib is slow to load, and a wrong argument should be answered at once.
+    from spiritlevel import plot
 
-        plot.spectrum(found).save(picture)
-        say_written(picture, quiet)
+    plot.spectrum(found).save(picture)

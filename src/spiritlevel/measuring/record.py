@@ -43,11 +43,6 @@ class Measure:
     options: Mapping[str, Any] = field(default_factory=dict)
     costly: bool = False
 
-    @property
-    def label(self) -> str:
-        """The name, with the options that differ from the defaults."""
-        return self.name
-
     def configured(self, **options: Any) -> Measure:
         """The same measure with other options; an option it does not have is refused."""
         for key, value in options.items():

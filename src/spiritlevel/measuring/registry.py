@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from spiritlevel.errors import SpiritLevelError
+from spiritlevel.errors import SpiritLevelError, suggest
 from spiritlevel.measuring.record import Measure
 
 ALL: dict[str, Measure] = {}
@@ -25,10 +25,30 @@ def list_measures() -> list[Measure]:
 def get_measure(name: str, **options: Any) -> Measure:
     """A measure by name, configured: `get_measure("epsilon_sharpness", epsilon=5e-4)`."""
     if name not in ALL:
-        near = difflib.get_close_matches(name, ALL, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise SpiritLevelError(f"unknown measure {name!r}{hint} `list_measures()` names them all")
+        near = suggest(name, ALL) or "."
+        raise SpiritLevelError(
+            f"unknown measure {name!r}{near} `list_measures()` and `spiritlevel measures` name them all"
+        )
     return ALL[name].configured(**options)
+
+
+def read_measure(text: str) -> Measure:
+    """`name` or `name:option=value:…`, as command lines and files of studies write it, as a configured measure."""
+    name, *settings = text.split(":")
+    options: dict[str, int | float | str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise SpiritLevelError(f"options of a measure are written name:option=value, got {text!r}")
+        options[key] = _number_or_word(value)
+    return get_measure(name, **options)
+
+
+def _number_or_word(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def resolve_measures(measures: str | Iterable[str | Measure] | None) -> list[Measure]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.attack.attack import sharpen
+from spiritlevel.measuring.registry import read_measure
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
 from spiritlevel.measuring.value import Cost
-from spiritlevel.study.settings import CellConfig, MeasureSection, read_measures
+from spiritlevel.study.settings import CellConfig, MeasureSection
 from spiritlevel.study.train import Samples, noisy_labels, seed_for
 from spiritlevel.subjects.factory import import_factory
 from spiritlevel.symmetry.discover import find_symmetries
@@ -61,7 +62,7 @@ def measure_all(section: MeasureSection, model: nn.Module, data: Pair) -> Report
     dtype = None if section.dtype is None else getattr(torch, section.dtype)
 
     def under(loss: str, names: tuple[str, ...] | None) -> Report:
-        chosen = read_measures(names)
+        chosen = None if names is None else [read_measure(name) for name in names]
         return measure(model, data, _loss(loss), measures=chosen, tolerance=section.tolerance, dtype=dtype)
 
     report = under(section.loss, section.measures)

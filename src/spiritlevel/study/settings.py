@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from spiritlevel.errors import SpiritLevelError, suggest
-from spiritlevel.measuring.record import Measure
-from spiritlevel.measuring.registry import get_measure
+from spiritlevel.errors import suggest
+from spiritlevel.measuring.registry import read_measure
 from spiritlevel.problem.losses import BUILT_IN
 from spiritlevel.subjects.data import SOURCES
 from spiritlevel.subjects.networks import list_initializations
@@ -138,7 +137,8 @@ class Under(Section):
     def _known_measures(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if value is not None and not value:
             raise ValueError("is empty; name measures, or leave it out for the default set")
-        read_measures(value)
+        for text in value or ():
+            read_measure(text)
         return value
 
 
@@ -260,22 +260,3 @@ class Plan:
             "config": {**self.settings, "seeds": list(self.seeds)},
             "quick": self.quick,
         }
-
-
-def read_measures(names: Sequence[str] | None) -> list[Measure] | None:
-    """`name` or `name:option=value:…` as configured measures; None stands for the default set."""
-    return None if names is None else [_read_measure(name) for name in names]
-
-
-def _read_measure(text: str) -> Measure:
-    name, *settings = text.split(":")
-    options: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise SpiritLevelError(f"options of a measure are written name:option=value, got {text!r}")
-        try:
-            options[key] = float(value)
-        except ValueError:
-            options[key] = value
-    return get_measure(name, **options)
