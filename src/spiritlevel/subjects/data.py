@@ -1,7 +1,6 @@
 """Data sets by name: tensors that stay resident, and a fingerprint of every byte of them.
 
-Nothing here executes what a file says: idx and binary files are parsed, `.npz` is read without pickles, and the pickles
-of CIFAR-10's python version go through a reader that knows arrays, numbers, text, lists and dictionaries only.
+Nothing here executes what a file says: idx and binary files are parsed, and `.npz` is read without pickles.
 """
 
 import hashlib
@@ -217,9 +216,6 @@ def _load_random(argument: str, split: Split) -> Raw:
     return Raw(x, y, classes)
 
 
-# --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
-
-
 # --- files and code of the user ---------------------------------------------------------------------------------------
 
 
@@ -339,7 +335,7 @@ SOURCES: dict[str, _Source] = {
         "FOLDER",
         "70,000 articles of clothing, 28×28, from idx files, plain or .gz",
     ),
-    "cifar10": _Source(load_cifar10, "FOLDER", "60,000 colour images, 32×32, from the binary or the python version"),
+    "cifar10": _Source(load_cifar10, "FOLDER", "60,000 colour images, 32×32, from the binary version"),
     "random": _Source(_load_random, "N,SHAPE,CLASSES,SEED", "Gaussian samples with random labels"),
     "torchvision": _Source(_load_torchvision, "NAME:FOLDER", "torchvision's own copy, where torchvision is installed"),
 }

@@ -1,4 +1,4 @@
-"""MNIST and CIFAR-10 from their files: idx, binary, and pickles that are parsed and never executed."""
+"""MNIST and CIFAR-10 from their files, idx and binary."""
 
 import gzip
 import math
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.subjects.archives import DEFLATE_TIMES, HARMLESS, MOST_TIMES, check_unpacked, read_at_most
-from spiritlevel.subjects.cifar_pickle import Array, read_data_pickle
 from spiritlevel.subjects.raw import Raw, Split, check_labels
 
 
@@ -74,22 +73,28 @@ _RECORD = 1 + 3 * 32 * 32
 
 
 def load_cifar10(argument: str, split: Split) -> Raw:
-    """CIFAR-10 in its binary version where there is one, else in its python version."""
+    """CIFAR-10 in its binary version; the python version consists of pickles, which are not opened."""
     folder = Path(argument).expanduser()
-    names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
-    for place, ending in (("cifar-10-batches-bin", ".bin"), (".", ".bin"), ("cifar-10-batches-py", ""), (".", "")):
-        paths = [folder / place / (name + ending) for name in names]
-        if not any(path.is_file() for path in paths):
-            continue
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] if split == "train" else ["test_batch.bin"]
+    for place in (folder / "cifar-10-batches-bin", folder):
+        paths = [place / name for name in names]
         missing = [str(path) for path in paths if not path.is_file()]
+        if len(missing) == len(paths):
+            continue
         if missing:
             raise SpiritLevelError(f"CIFAR-10 needs {len(paths)} files for {split}; missing: {', '.join(missing)}")
-        read = _read_cifar_binary if ending else _read_cifar_python
-        images, labels = zip(*(read(path) for path in paths), strict=True)
+        images, labels = zip(*(_read_cifar_binary(path) for path in paths), strict=True)
         return Raw(torch.cat(images).reshape(-1, 3, 32, 32), torch.cat(labels), classes=10)
-    raise SpiritLevelError(
-        f"no {names[0]}.bin (binary version) nor {names[0]} (python version) in {folder}, "
-        f"{folder / 'cifar-10-batches-bin'} or {folder / 'cifar-10-batches-py'}; say where the data are"
+    raise SpiritLevelError(f"no {names[0]} in {folder / 'cifar-10-batches-bin'} or {folder}; {_what_to_do(folder)}")
+
+
+def _what_to_do(folder: Path) -> str:
+    """Where CIFAR-10 was not found: which of its downloads is needed, if the other one is there."""
+    if not any((place / "test_batch").is_file() for place in (folder / "cifar-10-batches-py", folder)):
+        return "say where the data are"
+    return (
+        "its python version is there, whose files are pickles and are not read: download the binary version, "
+        "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, and unpack it in that folder"
     )
 
 
@@ -103,22 +108,3 @@ def _read_cifar_binary(path: Path) -> tuple[Tensor, Tensor]:
     records = torch.from_numpy(np.fromfile(path, dtype=np.uint8)).reshape(-1, _RECORD)
     check_labels(records[:, 0], 10, path)
     return records[:, 1:], records[:, 0]
-
-
-def _read_cifar_python(path: Path) -> tuple[Tensor, Tensor]:
-    batch = read_data_pickle(path)
-    entries = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in batch.items()}
-    pixels, labels = entries.get("data"), entries.get("labels")
-    if not isinstance(pixels, Array) or not isinstance(labels, list):
-        raise SpiritLevelError(
-            f"{path} must hold an array 'data' and a list 'labels', found {sorted(map(str, entries)) or 'nothing'}"
-        )
-    x = pixels.bytes_of_shape(path)
-    if x.ndim != 2 or x.shape[1] != _RECORD - 1 or len(x) != len(labels):
-        raise SpiritLevelError(
-            f"{path}: 'data' must have shape (N, {_RECORD - 1}) with N labels, found {x.shape} and {len(labels)} labels"
-        )
-    if not all(isinstance(label, int) and 0 <= label < 10 for label in labels):
-        bad = next(i for i, label in enumerate(labels) if not (isinstance(label, int) and 0 <= label < 10))
-        raise SpiritLevelError(f"{path}: labels must be 0 to 9, found {labels[bad]!r} at sample {bad}")
-    return torch.from_numpy(x), torch.tensor(labels, dtype=torch.int64)
