@@ -299,7 +299,12 @@ def _transposes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _opened(function: Any) -> Function:
-    """The same Python function, whose own dispatch is switched off, so that the mode sees the calls inside it."""
+    """The same Python function, whose own dispatch is switched off, so that the mode sees the calls inside it.
+
+    torch's composite functions ask `has_torch_function`, a name of their module, whether to hand the call to the mode as a
+    whole. If torch asks otherwise, layers inside attention are not found and their measures are missing;
+    `tests/problem/test_torch_privates.py` notices.
+    """
     quiet = {**function.__globals__, "has_torch_function": lambda _: False}
     opened = types.FunctionType(
         function.__code__,

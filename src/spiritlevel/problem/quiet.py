@@ -35,7 +35,8 @@ def _enter_without_effect(self: Any) -> Any:
     """Enter an autocast block and switch it off at once. Leaving it puts back what was before, as always.
 
     Every form of autocast (as a block or a decorator, `torch.cuda.amp`) enters through this method and names its kind of
-    device in `device`; if torch changes that, the test of a network with autocast in its forward pass fails.
+    device in `device`. If torch changes that, activations are rounded to half precision and curvature is wrong in its
+    third digit; `tests/problem/test_torch_privates.py` notices.
     """
     entered = _enter_autocast(self)  # type: ignore[no-untyped-call]
     torch.set_autocast_enabled(self.device, False)
@@ -48,6 +49,8 @@ def _patches() -> list[Patch]:
     Recomputing happens in the backward pass, when swapped parameters are gone; both forms of
     `torch.utils.checkpoint.checkpoint` look these names up when they are called. Autocast would round every activation.
     """
+    # The first two are torch's own. If one is renamed, its patch is left out, blocks are recomputed with the caller's
+    # parameters instead of those asked for, and products are wrong; `tests/problem/test_torch_privates.py` notices.
     wanted: list[Patch] = [
         (checkpoint, "_checkpoint_without_reentrant_generator", _nothing_to_recompute),
         (checkpoint, "CheckpointFunction", _Direct),
