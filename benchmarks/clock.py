@@ -76,7 +76,7 @@ class Limit:
 def limited(seconds: float, limit: Limit) -> Iterator[None]:
     """Raise `OutOfTime` inside after so many seconds, and note it in `limit`."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
         limit.reached = True
         raise OutOfTime
 

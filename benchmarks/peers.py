@@ -62,7 +62,7 @@ def _pyhessian_trace(subject: Subject, task: Task, budget: Budget) -> Answer:
     return Answer(number(statistics.fmean(samples)), asked, _spread(samples), {"probes": len(samples)})
 
 
-def _pyhessian_lambda(subject: Subject, task: Task, budget: Budget) -> Answer:
+def _pyhessian_lambda(subject: Subject, task: Task, _budget: Budget) -> Answer:
     found, how = _pyhessian(subject)
     values, _ = found.eigenvalues(maxIter=1000, tol=task.accuracy, top_n=1)
     return Answer(number(values[0]), f"hessian({how}).eigenvalues(tol={task.accuracy:g}), power method")
@@ -125,14 +125,14 @@ def _eigsh(operator: Any, tolerance: float) -> float:
     return float(linalg.eigsh(operator, k=1, which="LA", tol=tolerance, v0=start, return_eigenvectors=False)[0])
 
 
-def _curvlinops_lambda(subject: Subject, task: Task, budget: Budget) -> Answer:
+def _curvlinops_lambda(subject: Subject, task: Task, _budget: Budget) -> Answer:
     value = _eigsh(_curvlinops(subject).to_scipy(), task.accuracy)
     return Answer(
         number(value), f'scipy eigsh(HessianLinearOperator.to_scipy(), k=1, which="LA", tol={task.accuracy:g})'
     )
 
 
-def _curvlinops_riemannian(subject: Subject, task: Task, budget: Budget) -> Answer:
+def _curvlinops_riemannian(subject: Subject, task: Task, _budget: Budget) -> Answer:
     sparse = _library("scipy.sparse")
     scale = sparse.linalg.aslinearoperator(sparse.diags_array(_block_norms(subject).numpy()))
     value = _eigsh(scale @ _curvlinops(subject).to_scipy() @ scale, task.accuracy)
@@ -141,7 +141,7 @@ def _curvlinops_riemannian(subject: Subject, task: Task, budget: Budget) -> Answ
     )
 
 
-def _curvlinops_layer_lambda(subject: Subject, task: Task, budget: Budget) -> Answer:
+def _curvlinops_layer_lambda(subject: Subject, task: Task, _budget: Budget) -> Answer:
     named = dict(subject.model.named_parameters())
     found = {name: _eigsh(_curvlinops(subject, [named[name]]).to_scipy(), task.accuracy) for name in _weights(subject)}
     return Answer(
@@ -189,16 +189,16 @@ def extended(subject: Subject) -> nn.Module:
 BACKPACK_ASKED = "DiagGGNExact over the batches (equal to DiagHessian on these networks, and as fast within a tenth)"
 
 
-def _backpack_diagonal(subject: Subject, task: Task, budget: Budget) -> Answer:
+def _backpack_diagonal(subject: Subject, _task: Task, _budget: Budget) -> Answer:
     return Answer(_backpack_diagonal_arrays(subject), BACKPACK_ASKED)
 
 
-def _backpack_trace(subject: Subject, task: Task, budget: Budget) -> Answer:
+def _backpack_trace(subject: Subject, _task: Task, _budget: Budget) -> Answer:
     found = _backpack_diagonal_arrays(subject)
     return Answer(number(sum(float(entry.sum()) for entry in found.values())), f"sum of {BACKPACK_ASKED}")
 
 
-def _backpack_layer_traces(subject: Subject, task: Task, budget: Budget) -> Answer:
+def _backpack_layer_traces(subject: Subject, _task: Task, _budget: Budget) -> Answer:
     found = _backpack_diagonal_arrays(subject)
     return Answer(numbers({name: float(found[name].sum()) for name in _weights(subject)}), f"sums of {BACKPACK_ASKED}")
 
@@ -213,7 +213,7 @@ def _eigenthings(subject: Subject, weight: str | None = None) -> Any:
     return module.HessianOperator(subject.model, subject.batches, loss, param_filter=chosen)
 
 
-def _eigenthings_trace(subject: Subject, task: Task, budget: Budget) -> Answer:
+def _eigenthings_trace(subject: Subject, _task: Task, _budget: Budget) -> Answer:
     found = _library("hessian_eigenthings").trace(_eigenthings(subject), num_matvecs=HUTCH_PROBES, seed=0)
     error = abs(found.stderr / found.estimate)
     asked = f"trace(HessianOperator, num_matvecs={HUTCH_PROBES}), Hutch++"
@@ -223,7 +223,7 @@ def _eigenthings_trace(subject: Subject, task: Task, budget: Budget) -> Answer:
 HUTCH_PROBES, LAYER_PROBES = 33, 12
 
 
-def _eigenthings_layer_traces(subject: Subject, task: Task, budget: Budget) -> Answer:
+def _eigenthings_layer_traces(subject: Subject, _task: Task, _budget: Budget) -> Answer:
     trace = _library("hessian_eigenthings").trace
     found = {name: trace(_eigenthings(subject, name), num_matvecs=LAYER_PROBES, seed=0) for name in _weights(subject)}
     error = max(abs(each.stderr / each.estimate) for each in found.values())

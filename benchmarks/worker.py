@@ -99,7 +99,7 @@ def _one(job: dict[str, Any], subject: Subject, task: Task, truth: dict[str, Arr
 
 def _asker(library: str, task: Task) -> Callable[[Subject, Task, Budget], Answer]:
     if library == OURS:
-        return lambda subject, task, budget: ours.answer(subject, task)
+        return lambda subject, task, _budget: ours.answer(subject, task)
     return peers.ASK[library][task.name]
 
 

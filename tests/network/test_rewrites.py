@@ -159,3 +159,14 @@ def test_recomputed_activations_are_kept_instead(reentrant):
     expected = sl.measure(model, (X, Y), measures=names)
     for name in names:
         assert found[name].value == pytest.approx(expected[name].value, rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
+@pytest.mark.parametrize("old", [{"size_average": False}, {"reduce": False}, {"size_average": True}])
+@pytest.mark.parametrize("name", ["multi_margin_loss", "multilabel_margin_loss"])
+def test_margin_losses_know_the_two_arguments_of_old(name, old):
+    """What a rewritten loss ignored was the sum: its value was the mean, and so was its curvature."""
+    loss, targets = getattr(F, name), Y if name == "multi_margin_loss" else torch.randint(0, 6, (9, 6))
+    wanted = loss(X, targets, **old)
+    with PlainDerivatives():
+        torch.testing.assert_close(loss(X, targets, **old), wanted)

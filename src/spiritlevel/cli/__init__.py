@@ -70,10 +70,10 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _root(
     context: typer.Context,
-    version: Annotated[
+    _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options of every command."""
     _leave_to_one(context.invoked_subcommand or "")
@@ -126,7 +126,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
         return
     came: list[int] = []
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, _frame: Any) -> None:
         came.append(number)
         raise KeyboardInterrupt
 

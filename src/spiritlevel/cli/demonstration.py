@@ -110,7 +110,7 @@ class Demo:
         return {name: after[name].value / before[name].value for name in plain_names(self.reports, known_records())}
 
 
-def run_demo(settings: Settings | None = None, listen: Listen = lambda stage, passes: None) -> Demo:
+def run_demo(settings: Settings | None = None, listen: Listen = lambda _stage, _passes: None) -> Demo:
     """Train, measure, rescale, measure again. One thread: these networks are too small to share out."""
     settings = settings or Settings()
     with one_thread():

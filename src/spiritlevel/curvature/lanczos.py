@@ -150,7 +150,7 @@ class Lanczos:
         if self.done:
             return
         if size + 1 >= self._limit:
-            self._restart(values, vectors, beta)
+            self._restart(values, vectors)
         self.request = unit(remainder)
 
     def _append(self, vector: Tensor) -> None:
@@ -214,7 +214,7 @@ class Lanczos:
         other = 0 if index else len(values) - 1
         return abs(float(values[other])) + float(residuals[other]) <= abs(float(values[index])) * (1 + self.tolerance)
 
-    def _restart(self, values: Tensor, vectors: Tensor, beta: float) -> None:
+    def _restart(self, values: Tensor, vectors: Tensor) -> None:
         """Thick restart: keep the Ritz vectors at both ends, which keep their couplings to the next vector."""
         keep = max(2, self._limit // 2)
         ends = list(range(keep // 2)) + list(range(len(values) - (keep - keep // 2), len(values)))

@@ -87,7 +87,7 @@ class Tap(ParameterMode):
         found = [use.edge for use in self.linear] + [use.edge for use in self.vectors]
         return found + [use.phi_edge for use in self.linear if use.phi_edge is not None]
 
-    def on_linear(self, linear: LinearMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_linear(self, linear: LinearMap) -> Any:
         phi = linear.inputs
         bias = self.name_of(linear.bias)
         axis = self._next_axis(linear.layer.name)
@@ -168,13 +168,11 @@ def _reduction(axis: SampleAxis, shape: torch.Size, result: torch.Size, tensor: 
 Rule = Callable[[Tensor, tuple[Any, ...], dict[str, Any]], tuple[Tensor | None, int | None]]
 
 
-def _shift(parameter: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int | None]:
+def _shift(*_call: Any) -> tuple[Tensor | None, int | None]:
     return None, None
 
 
-def _channel_shift(
-    parameter: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor | None, int | None]:
+def _channel_shift(*_call: Any) -> tuple[Tensor | None, int | None]:
     return None, 1
 
 
@@ -184,7 +182,7 @@ def _scale(parameter: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return (other.detach() if isinstance(other, Tensor) else torch.as_tensor(float(other))), None
 
 
-def _channel(parameter: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int | None]:
+def _channel(parameter: Tensor, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Tensor | None, int | None]:
     """prelu(x, a): the derivative by a is min(x, 0)."""
     return args[0].detach().clamp(max=0), 1 if args[0].dim() > 1 and parameter.numel() > 1 else None
 
@@ -230,9 +228,7 @@ VECTOR_RULES: dict[str, Rule] = {
 }
 
 
-def sample_axes(
-    small: Trace, large: Trace, sizes: tuple[int, int], differing: Callable[[str, int], Tensor] | None = None
-) -> dict[str, list[SampleAxis | None]]:
+def sample_axes(small: Trace, large: Trace, sizes: tuple[int, int]) -> dict[str, list[SampleAxis | None]]:
     """Where the samples sit in the result of every use of a parameter, from traces with two numbers of samples.
 
     None where it cannot be told: no dimension or more than one changes with the number of samples.

@@ -105,10 +105,10 @@ class _Injecting(ParameterMode):
         super().__init__(parameters)
         self._layer, self._change = layer, change
 
-    def on_linear(self, linear: LinearMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_linear(self, linear: LinearMap) -> Any:
         if linear.layer.name != self._layer:
             return linear.rebuild(linear.inputs)
         return linear.rebuild(self._change(linear))
 
-    def on_other(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_other(self, _name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)

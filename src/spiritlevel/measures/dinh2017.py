@@ -55,7 +55,7 @@ def _volume_flatness(measure: Measure, evidence: Evidence) -> Value:
     base = evidence.loss
     radius = _radius(problem, base, epsilon, moving, evidence.generator("volume"))
     alpha = 2 * (moving + radius) / (moving - radius)
-    copies = _copies(problem, unit, alpha, radius, base, epsilon, evidence.generator("copies"))
+    copies = _copies(problem, unit, alpha, radius, evidence.generator("copies"))
     return Value(
         name=measure.name,
         value=float("inf"),
@@ -109,8 +109,6 @@ def _copies(
     unit: Rescaling,
     alpha: float,
     radius: float,
-    base: float,
-    epsilon: float,
     generator: torch.Generator,
 ) -> list[dict[str, float]]:
     """θ-boxes under T_α^k for k = 0, 1, 2: the largest loss sampled in each."""
@@ -144,7 +142,7 @@ MEASURES = (
         "max_{‖θ'−θ‖ ≤ ε} (L(θ') − L(θ)) / (1 + L(θ))",
         frozenset(),
         _epsilon_sharpness,
-        lambda measure: Needs(operators=(PLAIN,)),
+        lambda _measure: Needs(operators=(PLAIN,)),
         options={"epsilon": 1e-3},
         costly=True,
     ),

@@ -52,7 +52,7 @@ MEASURES = (
         "100 · max_{|z_i| ≤ ε(|θ_i|+1)} (L(θ+z) − L(θ)) / (1 + L(θ))",
         frozenset(),
         _sharpness,
-        lambda measure: Needs(operators=(PLAIN,)),
+        lambda _measure: Needs(operators=(PLAIN,)),
         options={"epsilon": 1e-3},
         costly=True,
     ),

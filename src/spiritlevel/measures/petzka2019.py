@@ -68,7 +68,7 @@ def _rho(kind: str, collect: Collect) -> Callable[[Statistics], Reading]:
     return read
 
 
-def _layer_needs(measure: Measure) -> Needs:
+def _layer_needs(_measure: Measure) -> Needs:
     return Needs(layer_eigenvalues=True)
 
 

@@ -86,7 +86,7 @@ MEASURES = (
         "max_{‖ξ‖_g ≤ ε} (L(θ+ξ) − L(θ)) / (1 + L(θ))",
         frozenset({"layer"}),
         _sharpness,
-        lambda measure: Needs(operators=(RIEMANNIAN,)),
+        lambda _measure: Needs(operators=(RIEMANNIAN,)),
         options={"epsilon": 1e-3},
         costly=True,
     ),

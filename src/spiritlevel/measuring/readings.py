@@ -76,7 +76,7 @@ def from_statistics(
             products=evidence.estimates.products if noisy else 0,
         )
 
-    return compute, lambda measure: Needs(statistics=kinds)
+    return compute, lambda _measure: Needs(statistics=kinds)
 
 
 def _rounded(reading: Reading, shifted: list[Reading], evidence: Evidence) -> Estimated:
@@ -116,7 +116,7 @@ def from_eigenpair(
         pair = evidence.eigenpairs[operator]
         return eigenvalue(measure, evidence, operator, pair, read(pair))
 
-    return compute, lambda measure: Needs(operators=(operator,))
+    return compute, lambda _measure: Needs(operators=(operator,))
 
 
 def eigenvalue(

@@ -39,7 +39,7 @@ class Measure:
     formula: str
     invariant_under: frozenset[str]
     compute: Callable[[Measure, Evidence], Value]
-    needs: Callable[[Measure], Needs] = lambda measure: Needs()
+    needs: Callable[[Measure], Needs] = lambda _measure: Needs()
     options: Mapping[str, Any] = field(default_factory=dict)
     costly: bool = False
 

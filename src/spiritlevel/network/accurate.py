@@ -60,7 +60,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """`torch.nn.functional.cross_entropy`."""
-    reduction = _reduction(size_average, reduce, reduction)
+    reduction = asked_reduction(size_average, reduce, reduction)
     classes = 0 if input.dim() == 1 else 1
     log_p = log_softmax(input, classes)
     weight = None if weight is None else weight.to(log_p.dtype)
@@ -107,7 +107,7 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
 ) -> Tensor:
     """`torch.nn.functional.binary_cross_entropy_with_logits`."""
-    reduction = _reduction(size_average, reduce, reduction)
+    reduction = asked_reduction(size_average, reduce, reduction)
     target = target.to(input.dtype)
     positive = softplus(-input) if pos_weight is None else pos_weight.to(input.dtype) * softplus(-input)
     loss = target * positive + (1 - target) * softplus(input)
@@ -117,7 +117,7 @@ def binary_cross_entropy_with_logits(
     return loss.sum() if reduction == "sum" else loss.mean()
 
 
-def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+def asked_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
     """The two arguments of old, if anyone still passes them."""
     if size_average is None and reduce is None:
         return reduction

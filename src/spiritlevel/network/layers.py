@@ -131,11 +131,11 @@ class ParameterMode(TorchFunctionMode, ABC):
         linear = self._linear_map(name, function, args, kwargs)
         if linear is not None:
             self.path.append(linear.layer.name)
-            return self.on_linear(linear, args, kwargs)
+            return self.on_linear(linear)
         return self.on_other(name, function, args, kwargs)
 
     @abstractmethod
-    def on_linear(self, linear: LinearMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_linear(self, linear: LinearMap) -> Any:
         """A parameter met its activation."""
 
     @abstractmethod

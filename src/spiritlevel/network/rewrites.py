@@ -223,6 +223,7 @@ def _multi_margin_loss(
 ) -> Tensor:
     """Σ over the other classes j of w_y max(0, margin − x_y + x_j)^p, over the number of classes."""
     x, y = input.reshape(-1, input.shape[-1]), target.reshape(-1, 1)
+    reduction = accurate.asked_reduction(size_average, reduce, reduction)
     rises = (margin - x.gather(1, y) + x).clamp(min=0) ** p
     rises = rises if weight is None else rises * weight[y]
     return _reduced(rises.scatter(1, y, 0.0).sum(1) / x.shape[1], reduction, input.dim() < 2)
@@ -237,6 +238,7 @@ def _multilabel_margin_loss(
 ) -> Tensor:
     """Σ over the labels y before the first −1 and all other classes i of max(0, 1 − x_y + x_i), over the number of classes."""
     x, y = input.reshape(-1, input.shape[-1]), target.reshape(-1, target.shape[-1])
+    reduction = accurate.asked_reduction(size_average, reduce, reduction)
     named = (y >= 0).long().cumprod(1).bool()
     among = torch.zeros_like(x, dtype=torch.long).scatter_add(1, y.clamp(min=0), named.long()) > 0
     rises = (1 - x.gather(1, y.clamp(min=0)).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)  # (N, labels, classes)

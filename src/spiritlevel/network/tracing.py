@@ -73,7 +73,7 @@ class Tracer(ParameterMode):
         for name in parameters:
             self.trace.bent.setdefault(name, reason)
 
-    def on_linear(self, linear: LinearMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_linear(self, linear: LinearMap) -> Any:
         result = linear.rebuild(linear.inputs)
         layer, before = linear.layer, self.depends(linear.inputs)
         known = self.trace.layers.setdefault(layer.name, layer)
@@ -93,7 +93,7 @@ class Tracer(ParameterMode):
         union = frozenset().union(*sets) if sets else frozenset()
         bends = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(result))
         if union and (bends or name == "setitem"):
-            self._bend_by(name, args, kwargs, operands, sets)
+            self._bend_by(name, args, kwargs, sets)
             self._note_matrices(name, operands)
             used = {p for p in map(self.name_of, operands) if p is not None}
             if not isinstance(result, Tensor) or not (name in VECTOR_USES or used <= self._bias(name, args, kwargs)):
@@ -136,7 +136,6 @@ class Tracer(ParameterMode):
         name: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        operands: list[Tensor],
         sets: list[frozenset[str]],
     ) -> None:
         union = frozenset().union(*sets)

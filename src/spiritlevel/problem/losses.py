@@ -358,14 +358,14 @@ def _label_shape(outputs: Tensor) -> tuple[int, ...]:
 # --- squared error ---------------------------------------------------------------------------------------------
 
 
-def _squared_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:
+def _squared_factor(outputs: Tensor, _targets: Tensor) -> OutputFactor:
     """∇² of the mean over C outputs of (f−y)² is (2/C)·I: every output a block of its own."""
     size = outputs[0].numel()
     blocks = outputs.new_full((len(outputs), size, 1, 1), (2 / size) ** 0.5)
     return BlockFactor(blocks, None, lambda vector: vector.reshape(outputs.shape))
 
 
-def _check_regression(outputs: Any, targets: Any, first: int) -> None:
+def _check_regression(outputs: Any, targets: Any, _first: int) -> None:
     _check_tensor(outputs, "mse")
     if outputs.shape != targets.shape:
         raise SpiritLevelError(

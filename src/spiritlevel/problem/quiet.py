@@ -18,13 +18,13 @@ from torch.utils import checkpoint
 Patch = tuple[Any, str, Any]
 
 
-def _nothing_to_recompute(*args: Any, **kwargs: Any) -> Iterator[None]:
+def _nothing_to_recompute(*_args: Any, **_kwargs: Any) -> Iterator[None]:
     yield
 
 
 class _Direct:
     @staticmethod
-    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
         return function(*args)
 
 

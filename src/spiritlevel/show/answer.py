@@ -155,7 +155,7 @@ def _several(reports: Mapping[str, Report], records: Records) -> list[str]:
     if len(distinct) == 2:
         sentences += _pair(distinct[0], distinct[1], reports, invariant, plain)
     elif len(distinct) > 2:
-        sentences += _ranking({name: reports[name] for name in distinct}, invariant, plain)
+        sentences += _ranking({name: reports[name] for name in distinct}, invariant)
     sentences += [_twin(name, original, reports, invariant, plain) for name, original in twins.items()]
     return sentences
 
@@ -248,7 +248,7 @@ def _disagreement(a: str, b: str, by_invariant: Verdict) -> list[str]:
     ]
 
 
-def _ranking(reports: Mapping[str, Report], invariant: Sequence[str], plain: Sequence[str]) -> list[str]:
+def _ranking(reports: Mapping[str, Report], invariant: Sequence[str]) -> list[str]:
     shared = [name for name in invariant if all(name in r and math.isfinite(r[name].value) for r in reports.values())]
     if not shared:
         return ["No invariant measure was computed for all models, so nothing here ranks their minima."]

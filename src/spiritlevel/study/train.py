@@ -341,7 +341,7 @@ class _Alone:
         torch.autograd.backward(F.cross_entropy(self.run.model(self.run.x[chosen]), self.run.y[chosen]))
         self.optimizer.step(self.gradient)
 
-    def keep(self, positions: list[int]) -> None:
+    def keep(self, _positions: list[int]) -> None:
         raise AssertionError("a single network is kept or its training ends")
 
 

@@ -298,7 +298,7 @@ rule("upsample_trilinear3d")(_pool(3))
 
 
 @rule(*CREATES)
-def create(recorder: Recorder, call: Call) -> Result:
+def create(_recorder: Recorder, _call: Call) -> Result:
     """A new constant."""
     return None
 
@@ -310,7 +310,7 @@ def copy(recorder: Recorder, call: Call) -> Result:
 
 
 @rule("fill", "zero")
-def fill(recorder: Recorder, call: Call) -> Result:
+def fill(_recorder: Recorder, call: Call) -> Result:
     """A constant written in place."""
     return sc.of_constant(call.out)
 
