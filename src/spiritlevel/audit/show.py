@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from spiritlevel.audit.findings import Audit, Finding
@@ -21,7 +19,7 @@ from spiritlevel.show.page import render_page
 from spiritlevel.show.records import known_records
 from spiritlevel.show.scales import LogScale
 from spiritlevel.show.sections import Section
-from spiritlevel.show.tables import render
+from spiritlevel.show.tables import render, simple_table
 
 _LINES = 5  # moving measures that have a look and a name of their own in one picture
 _MARKS = {"invariant": "✓", "moves": "✗", "undecided": "?"}
@@ -29,7 +27,7 @@ _MARKS = {"invariant": "✓", "moves": "✗", "undecided": "?"}
 
 def audit_table(audit: Audit) -> RenderableType:
     """Measures down, kinds of change across: ✓ survives, ✗ with the largest factor seen, ? undecided."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table = simple_table()
     table.add_column("measure", overflow="fold")
     for kind in audit.kinds:
         table.add_column(plain_text(kind), justify="left", overflow="fold")

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -16,13 +13,14 @@ from spiritlevel.guarantees.certificate import Certificate
 from spiritlevel.guarantees.robustness import Robustness
 from spiritlevel.presenting import register
 from spiritlevel.show.citations import citations
-from spiritlevel.show.drawing import DASHES, INK, MARKERS, Drawing, series_colour, style
-from spiritlevel.show.numbers import Cell, Numbers, plain_text, power_of_ten, shortened, significant, with_error
+from spiritlevel.show.drawing import INK, Drawing, series_colour, style
+from spiritlevel.show.figures import axes_of, finished, legend, look_of
+from spiritlevel.show.numbers import Cell, Numbers, plain_text, shortened, significant, with_error
 from spiritlevel.show.page import render_page
+from spiritlevel.show.scales import LogScale, light_grid
 from spiritlevel.show.sections import Section
 from spiritlevel.show.tables import render, simple_table
 
-_WIDTH = 4.7
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
 # The terms of a bound, gathered into what can be told apart in a bar.
 _PARTS = {
@@ -61,7 +59,11 @@ def certificate_table(certificate: Certificate) -> RenderableType:
         table.add_row("test error of Q", _noisy_test(certificate), "what the bounds bound, on test data")
         table.add_row("test error of f", f"{certificate.test_error:.4f}", "the network without noise: not bounded")
     lines = [Text(line) for line in certificate_answer(certificate)]
-    return Group(*lines, Text(""), table, *(Text(f"• {plain_text(note)}", style="dim") for note in certificate.notes))
+    return Group(*lines, Text(""), table, *_notes(certificate.notes))
+
+
+def _notes(notes: Sequence[str]) -> list[Text]:
+    return [Text(f"• {plain_text(note)}", style="dim") for note in notes]
 
 
 def _noisy_test(certificate: Certificate) -> str:
@@ -88,7 +90,7 @@ def certificate_answer(certificate: Certificate) -> list[str]:
 def bound_terms(certificates: Mapping[str, Certificate], *, title: str = "What a bound is made of") -> Drawing:
     """A stacked bar for every certificate, a line at 1 from which on it says nothing, and the test errors as marks."""
     with style():
-        figure, axes = _figure(1.4 + 0.42 * len(certificates))
+        figure, axes = axes_of(None, height=1.4 + 0.42 * len(certificates))
         for place, certificate in enumerate(certificates.values()):
             _stack(axes, place, certificate)
             if certificate.noisy_test_error is not None and certificate.test_error is not None:
@@ -101,14 +103,13 @@ def bound_terms(certificates: Mapping[str, Certificate], *, title: str = "What a
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlim(0, 1.12 * max([1.0, *(certificate.bound for certificate in certificates.values())]))
         axes.set_xlabel("error")
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        _settle(figure)
+        legend(axes, len(axes.get_legend_handles_labels()[1]))
     terms = list(next(iter(certificates.values())).terms) if certificates else []
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (name, *(c.terms[t] for t in terms), c.bound, *_tests(c)) for name, c in certificates.items()
     )
     columns = ("network", *terms, "bound", "test error of Q", "test error of f")
-    return Drawing(figure, Numbers(columns, rows), plain_text(title), _bound_words(certificates))
+    return finished(figure, Numbers(columns, rows), plain_text(title), _bound_words(certificates))
 
 
 def _stack(axes: Axes, place: int, certificate: Certificate) -> None:
@@ -167,17 +168,16 @@ def bound_against_error(
         "training error of f": [c.training_error for c in chosen],
     }
     with style():
-        figure, axes = _figure(3.0)
+        figure, axes = axes_of(None, height=3.0)
         for index, (name, values) in enumerate(lines.items()):
-            axes.plot(shares, values, **_look(index), label=name)
+            axes.plot(shares, values, **look_of(index), label=name)
         axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=":")
         axes.annotate("1: says nothing", (shares[0], 1.0), (2, 3), textcoords="offset points", fontsize=8)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("share of labels replaced at random")
         axes.set_ylabel("error")
-        axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, handlelength=3.0)
-        _settle(figure)
+        light_grid(axes)
+        legend(axes, len(lines))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (share, *(line[i] for line in lines.values())) for i, share in enumerate(shares)
     )
@@ -186,7 +186,7 @@ def bound_against_error(
         f"From {shares[0]:g} to {shares[-1]:g} of the labels replaced, the bound goes from {significant(chosen[0].bound, 3)} "
         f"to {significant(chosen[-1].bound, 3)}. The test error of Q is below its bound at {held} of {len(shares)} points."
     )
-    return Drawing(figure, Numbers(("share of random labels", *lines), rows), plain_text(title), words)
+    return finished(figure, Numbers(("share of random labels", *lines), rows), plain_text(title), words)
 
 
 def certificate_page(certificate: Certificate) -> str:
@@ -227,8 +227,7 @@ def robustness_table(found: Robustness) -> RenderableType:
     for row in _curve_rows(found):
         curve.add_row(*(significant(float(cell), 3) for cell in row))
     lines = [Text(line) for line in robustness_answer(found)]
-    notes = [Text(f"• {plain_text(note)}", style="dim") for note in found.notes]
-    return Group(*lines, Text(""), table, Text(""), curve, *notes)
+    return Group(*lines, Text(""), table, Text(""), curve, *_notes(found.notes))
 
 
 _CURVE = ("δ", "mean F", "second order", "worst A", "bound")
@@ -274,15 +273,14 @@ def robustness_curve(found: Robustness, *, title: str | None = None) -> Drawing:
     """F against δ on logarithmic scales: its mean, the second-order value, the worst matrix, and the bound above them."""
     rows = _curve_rows(found)
     with style():
-        figure, axes = _figure(3.0)
+        figure, axes = axes_of(None, height=3.0)
         for index, name in enumerate(_CURVE[1:]):
             points = [(float(row[0]), float(row[index + 1])) for row in rows]
             shown = [(x, y) for x, y in points if y > 0 and math.isfinite(y)]
             if shown:
-                axes.plot([x for x, _ in shown], [y for _, y in shown], **_look(index), label=name)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        _decades(axes)
+                axes.plot([x for x, _ in shown], [y for _, y in shown], **look_of(index), label=name)
+        LogScale.of(float(row[0]) for row in rows).apply(axes.xaxis, axes)
+        LogScale.of(y for row in rows for y in map(float, row[1:]) if y > 0).apply(axes.yaxis, axes)
         if found.holds_until > 0:
             axes.axvspan(found.curve[0].delta, found.holds_until, color=INK, alpha=0.08, linewidth=0)
             axes.annotate(
@@ -291,10 +289,9 @@ def robustness_curve(found: Robustness, *, title: str | None = None) -> Drawing:
             )  # fmt: skip
         axes.set_xlabel("δ, the share by which features move")
         axes.set_ylabel("rise of the loss, F")
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3.0)
-        _settle(figure)
+        legend(axes, len(_CURVE) - 1, always=True)
     name = title or f"Feature robustness of {found.layer}"
-    return Drawing(figure, Numbers(_CURVE, rows), plain_text(name), " ".join(robustness_answer(found)))
+    return finished(figure, Numbers(_CURVE, rows), plain_text(name), " ".join(robustness_answer(found)))
 
 
 def robustness_page(found: Robustness) -> str:
@@ -313,41 +310,6 @@ def robustness_page(found: Robustness) -> str:
         sections=[section],
         citations=citations(["petzka2019"]),
     )
-
-
-# --- what they share ---------------------------------------------------------------------------------------------
-
-
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def _settle(figure: Figure) -> None:
-    """Settle the layout once, so that drawing it again gives the same bytes."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-
-
-def _look(index: int) -> dict[str, Any]:
-    look = index % len(MARKERS)
-    return {"color": series_colour(index), "marker": MARKERS[look], "linestyle": DASHES[look]}
-
-
-def _decades(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(round(math.log10(value)))))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    low, high = axes.get_xlim()
-    ticks = _ticks(low, high)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
-
-
-def _ticks(low: float, high: float) -> Sequence[float]:
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    every = [m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5)]
-    return [tick for tick in every if low <= tick <= high]
 
 
 def certificate_text(certificate: Certificate) -> str:

@@ -18,7 +18,7 @@ from spiritlevel.problem.losses import LossLike
 from spiritlevel.show.drawing import INK, Drawing, series_colour, style
 from spiritlevel.show.figures import axes_of, by_name, finished, legend, look_of
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, shortened, significant
-from spiritlevel.show.scales import LogScale, wide_scale
+from spiritlevel.show.scales import LogScale, light_grid, wide_scale
 
 
 def line(
@@ -49,7 +49,7 @@ def line(
         if scale is not None:
             scale.apply(axes.yaxis, axes)
         else:
-            axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+            light_grid(axes)
         axes.set_xlabel(_step_label(lines.values()))
         axes.set_ylabel(quantity)
         legend(axes, len(drawn))

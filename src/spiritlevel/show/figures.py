@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.show.drawing import DASHES, INK, MARKERS, Drawing, series_colour, style
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, shortened, significant
-from spiritlevel.show.scales import LogScale
+from spiritlevel.show.scales import LogScale, light_grid
 
 # Heading → measure → model → (ratio to the first model, its error).
 Ratios = Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
@@ -164,7 +164,7 @@ def convergence(
         axes.set_xlabel("iteration")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.set_ylabel(shortened(plain_text(label), 34))
-        axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+        light_grid(axes)
         legend(axes, len(histories))
     length = max(map(len, histories.values()), default=0)
     rows = tuple((k + 1, *(h[k] if k < len(h) else math.nan for h in histories.values())) for k in range(length))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -60,7 +61,12 @@ class LogScale:
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda tick, _: "≤ 0" if tick == self.floor else _tick_text(tick)))
-        axes.grid(axis="y" if vertical else "x", color=INK, alpha=0.15, linewidth=0.6)
+        light_grid(axes, "y" if vertical else "x")
+
+
+def light_grid(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
+    """Faint lines at the ticks of one axis."""
+    axes.grid(axis=axis, color=INK, alpha=0.15, linewidth=0.6)
 
 
 def _tick_text(value: float) -> str:

@@ -124,7 +124,7 @@ def _stretches(length: int, width: int) -> list[range]:
 
 def _values_table(report: Report, records: Records, width: int) -> Table:
     wide, layered = width >= _WIDE, any(value.layers for value in report.values.values())
-    table = plain_table()
+    table = simple_table()
     table.add_column("measure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     if wide:
@@ -210,7 +210,7 @@ def _comparison(reports: Mapping[str, Report], records: Records, width: int) -> 
 
 
 def _models_table(reports: Mapping[str, Report], names: list[str], records: Records, label: int) -> Table:
-    table = plain_table()
+    table = simple_table()
     table.add_column("measure", no_wrap=True, min_width=label)
     for model in reports:
         table.add_column(Text(plain_text(model), overflow="fold"), justify="right", overflow="fold", max_width=24)
@@ -267,10 +267,6 @@ def _name(name: str, limit: int) -> Text:
             lines.append("")
         lines[-1] += part
     return Text("\n  ".join(line[: limit - 2] for line in lines))
-
-
-def plain_table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
 
 
 def simple_table() -> Table:

@@ -15,7 +15,7 @@ from matplotlib.collections import PolyCollection
 from spiritlevel.show.drawing import INK, MARKERS, Drawing, series_colour, style
 from spiritlevel.show.figures import axes_of, finished, legend, look_of
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, shortened, significant
-from spiritlevel.show.scales import LogScale, wide_scale
+from spiritlevel.show.scales import LogScale, light_grid, wide_scale
 from spiritlevel.study.statistics import Estimate
 
 _UPRIGHT = 24  # characters of a label that fit beside an upright axis
@@ -103,7 +103,7 @@ def gap_scatter(
                       markersize=max(6.0 - 1.3 * index, 4.2))  # fmt: skip
         if scale is not None:
             scale.apply(axes.xaxis, axes)
-        axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+        light_grid(axes)
         axes.set_xlabel(shortened(plain_text(label), 50))
         axes.set_ylabel(_beside(gap))
         axes.set_title(said, fontsize=8.5, loc="left")
@@ -164,7 +164,7 @@ def lines(found: ByLevel, *, title: str, label: str, factor: str, places: Sequen
         if scale is not None:
             scale.apply(axes.yaxis, axes)
         else:
-            axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+            light_grid(axes)
         axes.set_xlabel(shortened(plain_text(factor), 50))
         axes.set_ylabel(_beside(label))
         legend(axes, len(found.series))
@@ -267,7 +267,7 @@ def training_curves(
         if scale is not None:
             scale.apply(axes.yaxis, axes)
         else:
-            axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+            light_grid(axes)
         axes.set_xlabel("epoch")
         axes.set_ylabel(label)
         legend(axes, len(groups))
@@ -301,7 +301,7 @@ def _coefficient_limits(axes: Axes, found: Sequence[Estimate], *, vertical: bool
     """From a little below the lowest end to 1, with zero always in sight."""
     lowest = min((v for e in found for v in (e.value, e.low) if not math.isnan(v)), default=0.0)
     (axes.set_ylim if vertical else axes.set_xlim)(max(min(lowest - 0.05, -0.05), -1.05), 1.05)
-    axes.grid(axis="y" if vertical else "x", color=INK, alpha=0.15, linewidth=0.6)
+    light_grid(axes, "y" if vertical else "x")
 
 
 def _box(axes: Axes, index: int, place: float, half: float, numbers: Sequence[float], name: str) -> None:
@@ -321,7 +321,7 @@ def _level_axis(axes: Axes, found: ByLevel, scale: LogScale | None, label: str, 
     if scale is not None:
         scale.apply(axes.yaxis, axes)
     else:
-        axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+        light_grid(axes)
     texts = [shortened(plain_text(level), 18) for level in found.levels]
     long = sum(map(len, texts)) > 46
     axes.set_xticks(range(len(texts)), texts, rotation=25 if long else 0, ha="right" if long else "center",
