@@ -14,7 +14,7 @@ from spiritlevel.guarantees.certificate import Certificate
 from spiritlevel.guarantees.pac_bayes import pac_bayes
 from spiritlevel.guarantees.posterior import FLOATS, OCTAVES, Scale, divergence, one_scale, row_and_column_scales
 from spiritlevel.guarantees.zero_one import kl_upper, wrong_class
-from spiritlevel.measures.tsuzuku2019 import balance
+from spiritlevel.measures.tsuzuku2019 import balanced_scales
 from spiritlevel.network.layers import Layer
 
 
@@ -246,15 +246,15 @@ def test_the_deviations_of_rows_and_columns_solve_17() -> None:
     generator = torch.Generator().manual_seed(0)
     h, w = (torch.rand(3, 5, generator=generator, dtype=torch.float64) for _ in range(2))
     s2 = row_and_column_scales(Layer("w"), w, h).deviation(w).square()
-    assert float((h * s2 + w.square() / s2).sum()) == pytest.approx(float(balance(h, w.square())[0]), rel=1e-12)
+    assert float((h * s2 + w.square() / s2).sum()) == pytest.approx(float(balanced_scales(h, w.square())[0]), rel=1e-12)
 
 
 @pytest.mark.parametrize("lam", [0.01, 0.5, 7.0, 1e6])
 def test_17_scales_with_the_inverse_root_of_lambda(lam: float) -> None:
     generator = torch.Generator().manual_seed(1)
     h, w = (torch.rand(4, 3, generator=generator, dtype=torch.float64) for _ in range(2))
-    value, x, y = balance(h, w / (2 * lam))
-    at_half, x_half, y_half = balance(h, w)
+    value, x, y = balanced_scales(h, w / (2 * lam))
+    at_half, x_half, y_half = balanced_scales(h, w)
     assert float(value) == pytest.approx(float(at_half) * math.sqrt(0.5 / lam), rel=1e-12)
     logs = (x.unsqueeze(1) + y) - (x_half.unsqueeze(1) + y_half)
     assert torch.allclose(logs, torch.full_like(logs, -0.5 * math.log(2 * lam)), atol=1e-9)  # (11): σ² ∝ λ^(−1/2)

@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize
 
 import dense_oracle
-from spiritlevel.measures.tsuzuku2019 import _held, balance
+from spiritlevel.measures.tsuzuku2019 import _held, balanced_scales
 
 
 def by_scipy(h, w):
@@ -27,7 +27,7 @@ def arrays(seed, rows, columns, spread=2.0):
 
 
 def found(h, w):
-    return float(balance(torch.from_numpy(h), torch.from_numpy(w))[0])
+    return float(balanced_scales(torch.from_numpy(h), torch.from_numpy(w))[0])
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5), (5, 1), (4, 3), (8, 10)], ids=str)
@@ -40,7 +40,7 @@ def test_the_minimum_is_that_of_scipy(shape):
 
 def test_the_minimum_is_attained_at_what_is_returned():
     h, w = map(torch.from_numpy, arrays(0, 6, 4))
-    value, x, y = balance(h, w)
+    value, x, y = balanced_scales(h, w)
     together = x[:, None] + y[None, :]
     assert float((h * together.exp() + w * (-together).exp()).sum()) == pytest.approx(float(value), rel=1e-13)
 
@@ -81,7 +81,7 @@ def test_scattered_zeros(density):
 def test_batches_of_matrices_are_balanced_one_by_one():
     pairs = [arrays(seed, 4, 3) for seed in range(3)]
     h, w = (torch.from_numpy(np.stack(part)) for part in zip(*pairs, strict=True))
-    together = balance(h, w)[0]
+    together = balanced_scales(h, w)[0]
     assert together.tolist() == pytest.approx([found(*pair) for pair in pairs], rel=1e-12)
 
 
@@ -94,7 +94,7 @@ def test_rescaling_rows_and_columns_changes_nothing():
 def test_what_is_left_out_stands_at_infinity():
     h = torch.tensor([[1.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
     w = torch.tensor([[3.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
-    value, x, y = balance(h, w)
+    value, x, y = balanced_scales(h, w)
     assert float(value) == pytest.approx(2 * 3**0.5, rel=1e-14)
     assert x.tolist()[1:] == [float("inf"), -float("inf")]
     assert y.tolist()[1] == float("inf")

@@ -203,8 +203,8 @@ def test_labels_of_pictures_are_large_enough_to_read(
 
 def test_hostile_names_are_inert(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["hostile"])
-    strangers = "return document.querySelectorAll('img, iframe, script:not(:last-of-type), [onload], [onerror]').length"
-    assert browser.execute_script(strangers) == 0
+    foreign = "return document.querySelectorAll('img, iframe, script:not(:last-of-type), [onload], [onerror]').length"
+    assert browser.execute_script(foreign) == 0
     assert "<img src=x onerror=alert(1)>" in browser.find_element("css selector", ".sl-summary").text
     assert browser.execute_script("return document.querySelectorAll('body > script').length") == 1
 

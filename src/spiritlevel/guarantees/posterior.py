@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.measures.tsuzuku2019 import balance
+from spiritlevel.measures.tsuzuku2019 import balanced_scales
 from spiritlevel.measuring.evidence import Statistics
 from spiritlevel.network.layers import Layer
 
@@ -136,7 +136,7 @@ def row_and_column_scales(layer: Layer, weight: Tensor, diagonal: Tensor) -> Sca
     """The solution of (17) at λ = 1/2: e^{x_i} = σ_i², e^{y_j} = σ'_j²."""
     h = layer.matrix(diagonal.double().clamp(min=0)).sum(3)
     w = layer.matrix(weight.double().square()).sum(3)
-    _, x, y = balance(h, w)
+    _, x, y = balanced_scales(h, w)
     x, y = _finite(x) / 2, _finite(y) / 2
     return Scale(x + y[:, :1], y - y[:, :1], layer)
 

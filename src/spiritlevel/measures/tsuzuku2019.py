@@ -14,7 +14,7 @@ from spiritlevel.measuring.readings import DIAGONAL, TRACE, Reading, from_statis
 from spiritlevel.measuring.record import Measure
 
 
-def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Tensor, Tensor]:
+def balanced_scales(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Tensor, Tensor]:
     """min over x, y of Σ_ij h_ij e^{x_i+y_j} + w_ij e^{−x_i−y_j} for h, w ≥ 0 of shape (…, rows, columns).
 
     Returns (minimum, x, y), the minimum one for each leading index. Each half step is the closed form
@@ -23,7 +23,7 @@ def balance(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Ten
     infinity takes away.
 
     >>> h = torch.tensor([[4.0]]); w = torch.tensor([[9.0]])
-    >>> float(balance(h, w)[0])  # 2·√(4·9)
+    >>> float(balanced_scales(h, w)[0])  # 2·√(4·9)
     12.0
     """
     h, w = h.double().clamp(min=0), w.double()
@@ -94,7 +94,7 @@ def _normalized(statistics: Statistics) -> Reading:
     for name, layer in statistics.layers.items():
         h = layer.matrix(statistics.diagonal[name].clamp(min=0))
         w = layer.matrix(statistics.weights[name].square())
-        layers[name] = float(balance(_over_kernel(h), _over_kernel(w))[0].sum())
+        layers[name] = float(balanced_scales(_over_kernel(h), _over_kernel(w))[0].sum())
     return Reading(sum(layers.values()), layers, notes=_negative(statistics, by_entry=True))
 
 
