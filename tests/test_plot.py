@@ -110,7 +110,7 @@ def test_accuracies_are_drawn_on_request_and_refused_without_labels(network):
     found = landscape.line(model, (x, y), count=1, points=3)
     assert [row[1] for row in plot.line(found, quantity="accuracy").table.rows] == found.accuracies[0].tolist()
     without = landscape.line(model, (x, torch.zeros(24, 3).double()), "mse", count=1, points=3)
-    with pytest.raises(sl.SpiritLevelError, match="the targets are no labels"):
+    with pytest.raises(sl.SpiritLevelError, match="the targets are not labels"):
         plot.line(without, quantity="accuracy")
 
 

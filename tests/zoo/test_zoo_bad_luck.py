@@ -101,7 +101,7 @@ def test_embeddings_that_write_into_their_weight(kind):
     with (
         zoo.unchanged(model),
         refused(
-            "an embedding with max_norm=0.5 writes into its own weight whenever it runs, so the loss is no function of the "
+            "an embedding with max_norm=0.5 writes into its own weight whenever it runs, so the loss is not a function of the "
             "parameters: run the model once over the data, then set max_norm=None on the module and measure"
         ),
     ):
@@ -480,7 +480,7 @@ def test_weights_that_are_written_in_forward(loss, frozen):
     with (
         zoo.unchanged(model),
         refused(
-            "the network writes into its own weight 'first.weight' when it runs, so the loss is no function of the parameters: "
+            "the network writes into its own weight 'first.weight' when it runs, so the loss is not a function of the parameters: "
             "do that outside of forward, or in train mode only (if self.training), and measure what it leaves"
         ),
     ):

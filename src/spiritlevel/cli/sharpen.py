@@ -1,4 +1,4 @@
-"""`spiritlevel sharpen`: an equivalent network as sharp as one likes."""
+"""`spiritlevel sharpen`: an equivalent network that is as sharp as asked for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Matrices A that mix the input features of a layer: W(φ + δAφ) = (W + δWA)φ, so that a change of features is a change of W.
 
 For a convolution A mixes input channels, the same way at every position. The groups of a grouped convolution see
-different channels, so there A is one block a group: a matrix that carried channels across groups is no change of W.
+different channels, so there A is one block a group: a matrix that carried channels across groups is not a change of W.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class _Mean:
 
 
 def _balanced(problem: Problem, known: Sequence[str], prior: nn.Module | None) -> tuple[nn.Module, list[str]]:
-    """The balanced twin; the model itself, with a note, where that cannot be had or would move what is fixed."""
+    """The balanced twin, or the model itself with a note where there is no twin or it would move a fixed parameter."""
     if known or prior is not None:
         return problem.model, [
             "the prior fixes weights, so the network is not balanced first and rescaled twins differ"
@@ -282,7 +282,7 @@ def _best_multiple(setting: _Setting, mean: _Mean, scales: Mapping[str, Scale]) 
 
 
 def _try(setting: _Setting, mean: _Mean, scales: dict[str, Scale], draws: int) -> _Trial:
-    """The bounds that these scales would give if a few draws on some of the data told the truth."""
+    """The bounds that these scales would give, estimated from a few draws on some of the data."""
     kl, named = _costs(setting, mean, scales)
     total = sum(kl.values()) + named + mean.fixed
     slack, lam = setting.slack(total)

@@ -88,7 +88,7 @@ def certificate_answer(certificate: Certificate) -> list[str]:
 
 
 def bound_terms(certificates: Mapping[str, Certificate], *, title: str = "What a bound is made of") -> Drawing:
-    """A stacked bar for every certificate, a line at 1 from which on it says nothing, and the test errors as marks."""
+    """A stacked bar for every certificate, a line at 1, beyond which a bound says nothing, and the test errors as marks."""
     with style():
         figure, axes = axes_of(None, height=1.4 + 0.42 * len(certificates))
         for place, certificate in enumerate(certificates.values()):

@@ -96,7 +96,7 @@ class Finder:
         return step * _quotient(sizes, lengths)
 
     def _row_norms(self, name: str, tensor: Tensor) -> Tensor:
-        """The norm of every row (output filter), in the shape of the tensor; an entry's size where it is no weight."""
+        """The norm of every row (output filter), in the shape of the tensor; the size of each entry where the tensor is not a weight."""
         if name not in self._layers:
             return tensor.abs()
         layer = self._layers[name]

@@ -37,7 +37,7 @@ class Line:
     Attributes:
         steps: The t, (points,).
         losses: (directions, points).
-        accuracies: The same of the share of right labels; None where targets are no labels.
+        accuracies: The same of the share of right labels; None where targets are not labels.
         labels: What each direction is.
         normalization: What a step of length one is.
         notes: What a reader must know.
@@ -65,7 +65,7 @@ class Surface:
     Attributes:
         x, y: The steps along the first and the second direction.
         losses: (len(y), len(x)).
-        accuracies: The same of the share of right labels; None where targets are no labels.
+        accuracies: The same of the share of right labels; None where targets are not labels.
         labels: What the two directions are.
         normalization: What a step of length one is.
         notes: What a reader must know.
@@ -125,7 +125,7 @@ def line(
             t = 1 leads; then buffers such as running means go along between the two, and beyond stay what they are at the
             nearer one: a running variance continued in a straight line would fall below zero.
         normalization: One of `NORMALIZATIONS`; "layer" by default, "none" towards another model.
-        biases: Whether biases and other parameters that are no layer's weight move. By default they do, except with
+        biases: Whether biases and other parameters that are not a layer's weight move. By default they do, except with
             "filter", whose authors keep them; there a bias that moves counts as a filter of one entry.
         count, seed: How many directions, and from which seed on.
         span: The range of t; (−1, 1) by default, (−0.25, 1.25) towards another model.
@@ -246,7 +246,7 @@ def _evaluate(
 
 
 def _buffers(problem: Problem, directions: Sequence[Parameters]) -> Parameters:
-    """What moves besides parameters, where it starts."""
+    """The buffers and frozen parameters that the directions move, with the values they start from."""
     names = {name for direction in directions for name in direction} - set(problem.parameters)
     own = {**dict(problem.model.named_buffers()), **dict(problem.model.named_parameters())}
     return {name: own[name].detach().to(problem.parameters_like()) for name in names}
@@ -292,7 +292,7 @@ def _within(steps: Mapping[int, float]) -> dict[int, float]:
 
 
 def _loss_and_accuracy(problem: Problem, point: Parameters) -> tuple[float, float]:
-    """L and the share of right labels (NaN where targets are no labels), in one pass."""
+    """L and the share of right labels (NaN where targets are not labels), in one pass."""
     loss = right = 0.0
     whole = problem.loss_function.whole_batch
     with problem.undisturbed(), torch.no_grad():

@@ -40,7 +40,7 @@ def line(
     values = {name: each.losses if quantity == "loss" else each.accuracies for name, each in lines.items()}
     drawn = {name: found for name, found in values.items() if found is not None}
     if not drawn:
-        raise SpiritLevelError("there are no accuracies: the targets are no labels")
+        raise SpiritLevelError("there are no accuracies: the targets are not labels")
     scale = wide_scale(torch.cat([found.flatten() for found in drawn.values()])) if quantity == "loss" else None
     with style():
         figure, axes = axes_of(axes, height=2.7)

@@ -118,7 +118,7 @@ def binary_cross_entropy_with_logits(
 
 
 def asked_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """The two arguments of old, if anyone still passes them."""
+    """The reduction asked for: torch's deprecated `size_average` and `reduce` decide where they are passed."""
     if size_average is None and reduce is None:
         return reduction
     if reduce is False:

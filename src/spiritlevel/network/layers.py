@@ -1,7 +1,7 @@
 """Layers, found by what a network does with its parameters while it runs, never by a module's class or name.
 
 A `TorchFunctionMode` sees every operation with its operands. A parameter that serves as the matrix or kernel of a
-linear map of activations is a layer; functional code, transposed storage and weights used twice are no exceptions.
+linear map of activations is a layer; functional code, transposed storage and weights used twice included.
 """
 
 from __future__ import annotations

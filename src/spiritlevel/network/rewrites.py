@@ -1,9 +1,9 @@
 """Operations whose derivatives torch lacks, gets wrong or rounds away, written with operations where they are right.
 
 `_weight_norm` has a double backward that is silently wrong; hard sigmoid, embedding bags and margin losses have
-none. Sparse gradients and those scaled by frequency are no gradients that can be differentiated again. The losses in `ACCURATE` have derivatives
-that are rounded away where a network is certain. (The fused attention kernels, which have no second derivative either,
-are avoided by choosing the plain one.)
+none. Sparse gradients and those scaled by frequency cannot be differentiated again. The losses in `ACCURATE` have derivatives that
+are rounded away where a network is certain. (The fused attention kernels, which have no second derivative either, are
+avoided by choosing the plain one.)
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PlainDerivatives(TorchFunctionMode):
     ) -> Any:
         function, args, kwargs = as_written(function, args, kwargs or {})
         name = function_name(function)
-        if function is Tensor.__float__:  # a number for Python: `float(x)` is no cast, though `x.float()` is
+        if function is Tensor.__float__:  # a number for Python: `float(x)` is not a cast, `x.float()` is
             return function(*args)
         if name == "embedding":
             return self._lookup(function, args, kwargs)
@@ -133,7 +133,7 @@ def _in_full_precision(
 def _refuse_renormalization(max_norm: float | None) -> None:
     if max_norm is not None:
         raise SpiritLevelError(
-            f"an embedding with max_norm={max_norm} writes into its own weight whenever it runs, so the loss is no function "
+            f"an embedding with max_norm={max_norm} writes into its own weight whenever it runs, so the loss is not a function "
             "of the parameters: run the model once over the data, then set max_norm=None on the module and measure"
         )
 
@@ -259,7 +259,7 @@ REWRITES: dict[str, Callable[..., Any]] = {
     "multi_margin_loss": _multi_margin_loss,
     "multilabel_margin_loss": _multilabel_margin_loss,
 }
-# The same functions with derivatives that keep their digits: nothing that a reader of a report needs to know of.
+# The same functions with derivatives that keep their digits. A report does not mention them.
 ACCURATE: dict[str, Callable[..., Any]] = {
     "log_softmax": accurate.log_softmax,
     "cross_entropy": accurate.cross_entropy,

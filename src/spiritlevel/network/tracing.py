@@ -60,7 +60,8 @@ class Tracer(ParameterMode):
         self._depends: dict[int, frozenset[str]] = {id(t): frozenset([name]) for name, t in parameters.items()}
 
     def depends(self, tensor: Any) -> frozenset[str]:
-        """The parameters a tensor depends on. One that came out of nowhere hides all that were used before it."""
+        """The parameters a tensor depends on. A tensor whose origin was not traced counts as depending on all that
+        were used before it."""
         if not isinstance(tensor, Tensor):
             return frozenset()
         found = self._depends.get(id(tensor))

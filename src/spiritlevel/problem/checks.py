@@ -97,7 +97,7 @@ def _watching_parameters(problem: Checked) -> Iterator[None]:
     for name, tensor in problem.parameters.items():
         if tensor._version != versions[name]:
             raise SpiritLevelError(
-                f"the network writes into its own weight {name!r} when it runs, so the loss is no function of the parameters: "
+                f"the network writes into its own weight {name!r} when it runs, so the loss is not a function of the parameters: "
                 "do that outside of forward, or in train mode only (if self.training), and measure what it leaves"
             )
 

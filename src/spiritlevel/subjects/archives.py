@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from spiritlevel.errors import SpiritLevelError
 
-# Real data shrink to a third or a tenth. What unpacks to more than this many times its size is no data set, unless it
-# is small enough to do no harm.
+# Real data shrink to a third or a tenth. A file that unpacks to more than this many times its size is refused, unless
+# it is small enough to do no harm.
 MOST_TIMES = 100
 HARMLESS = 256 * 2**20
 # Bytes that one byte of a deflated file can become at most.
@@ -105,7 +105,7 @@ def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]
     """Shape, whether in Fortran order, and dtype, as an array in an archive begins."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(stream)
-    if version not in readers:  # the third is for fields with names, which are no numbers
+    if version not in readers:  # the third is for records with named fields, which are not arrays of numbers
         raise ValueError(f"arrays of format {version} are not read")
     shape, fortran, dtype = readers[version](stream)
     if any(side < 0 for side in shape):

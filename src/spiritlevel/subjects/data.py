@@ -198,7 +198,7 @@ def _load_digits(_argument: str, split: Split) -> Raw:
 
 
 def _load_random(argument: str, split: Split) -> Raw:
-    """Gaussian x, labels that know nothing of them (rangamani2019, section 3.1); testing data are the next draws."""
+    """Gaussian x with labels independent of them (rangamani2019, section 3.1); the test split is the next draw."""
     match = re.fullmatch(r"(\d+),(\d+(?:x\d+)*),(\d+),(\d+)", argument)
     if match is None:
         raise SpiritLevelError(

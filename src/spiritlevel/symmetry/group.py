@@ -1,4 +1,4 @@
-"""A group of rescalings as numbers, without what is made of it."""
+"""A group of rescalings as numbers; `Symmetries` adds what can be done with it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ class ScaleGroup:
     def groups(self) -> tuple[Group, ...]:
         """The factors grouped by the activation whose channels they scale, in the order of the network."""
         signs = {name: self._factor_signs(tensor) for name, tensor in self.tensors.items()}
-        shape = len(signs), self.dimension  # said outright: no tensor at all has entries where every one has width zero
+        shape = len(signs), self.dimension  # reshaped, because NumPy cannot tell the shape of an empty list
         up = np.array([signs[name][0] for name in signs]).reshape(shape).T
         down = np.array([signs[name][1] for name in signs]).reshape(shape).T
         members: dict[tuple[str, bytes, bytes], list[int]] = {}
