@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from fuzz.oracle import Quantities, Truth, quantities, truths
-from fuzz.subjects import MEASURES, Built, Subject, build
+from fuzz.subjects import Built, Subject, build
+from measure_names import DEFINED
 from spiritlevel.problem import problem
 
 # 64 units of the last place in float32; in float64 the definitions themselves are not known more closely.
@@ -117,7 +118,7 @@ def _judge(subject: Subject, built: Built, report: sl.Report) -> Outcome:
     q = quantities(built, subject.options.parameters)
     if not np.isfinite(q.hessian).all():
         return Outcome("out of range", reason="the Hessian is not finite in float64")
-    expected = truths(q, subject.options.measures or MEASURES)
+    expected = truths(q, subject.options.measures or DEFINED)
     if not all(math.isfinite(t.value) and math.isfinite(t.scale) for t in expected.values()):
         return Outcome("out of range", reason="a measure is not finite in float64")
     if _declared(subject, report):

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fuzz import networks
 from fuzz.losses import LOSSES, FuzzLoss
 from fuzz.networks import FEATURES, LENGTH, SIDE, VOCABULARY, Network
+from measure_names import DEFINED
 
 CLASSES = 3
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -212,24 +213,6 @@ def _passed(samples: Samples, x: Tensor, y: Tensor) -> Any:
 
 # --- strategies ----------------------------------------------------------------------------------------------------
 
-MEASURES = (
-    "hessian_trace",
-    "hessian_spectral_norm",
-    "riemannian_spectral_norm",
-    "riemannian_nodewise_spectral_norm",
-    "kappa_max",
-    "kappa_sum",
-    "kappa_trace_max",
-    "kappa_trace_sum",
-    "rho_max",
-    "rho_sum",
-    "rho_row_max",
-    "rho_row_sum",
-    "matrix_normalized_sharpness",
-    "normalized_sharpness",
-    "fisher_rao_norm",
-)
-
 
 def _often(common: Sequence[Any], rare: Sequence[Any]) -> st.SearchStrategy[Any]:
     """Ordinary things three times out of four.
@@ -265,7 +248,7 @@ made_samples = st.builds(
 )
 made_options = st.builds(
     Options,
-    measures=st.sampled_from((*itertools.combinations(MEASURES, 2), *[()] * 40)),
+    measures=st.sampled_from((*itertools.combinations(DEFINED, 2), *[()] * 40)),
     tolerance=st.sampled_from((1e-3, 1e-1, 1e-6)),
     most_probes=st.sampled_from((64, 8, 256)),
     parameters=_often((None,), (("*weight",), ("head.*",))),

@@ -18,7 +18,8 @@ from fuzz.networks import Network, matrices
 from fuzz.oracle import Truth, quantities, truths
 from fuzz.page import tables, updated
 from fuzz.reduce import reduced
-from fuzz.subjects import MEASURES, Options, Samples, Subject, build
+from fuzz.subjects import Options, Samples, Subject, build
+from measure_names import DEFINED
 
 PLAIN = Subject(precision="float64", options=Options(measures=()))
 
@@ -27,8 +28,8 @@ PLAIN = Subject(precision="float64", options=Options(measures=()))
 def test_definitions_agree_with_the_other_oracle(family: str) -> None:
     built = build(replace(PLAIN, network=Network(family, depth=2)))
     expected = dense_oracle.expected(built.honest, F.cross_entropy, built.inputs, built.targets, matrices(built.honest))
-    found = truths(quantities(built, None), MEASURES)
-    assert set(found) == set(MEASURES)
+    found = truths(quantities(built, None), DEFINED)
+    assert set(found) == set(DEFINED)
     for name, truth in found.items():
         assert truth.value == pytest.approx(expected.values[name], rel=1e-8), name
         assert truth.scale >= abs(truth.value) * (1 - 1e-9)

@@ -9,6 +9,7 @@ import torch
 import cases
 import dense_oracle
 import spiritlevel as sl
+from measure_names import SPECTRAL, STATISTICS
 
 
 @functools.cache
@@ -60,31 +61,6 @@ def test_what_is_exact_says_so(case):
         assert all(error <= 1e-11 * abs(value.value) for error in value.layer_errors.values())
 
 
-STATISTICS = frozenset(
-    [
-        "hessian_trace",
-        "matrix_normalized_sharpness",
-        "normalized_sharpness",
-        "fisher_rao_norm",
-        "kappa_trace_max",
-        "kappa_trace_sum",
-        "rho_max",
-        "rho_sum",
-        "rho_row_max",
-        "rho_row_sum",
-    ]
-)
-SPECTRAL = frozenset(
-    [
-        "hessian_spectral_norm",
-        "riemannian_spectral_norm",
-        "riemannian_nodewise_spectral_norm",
-        "kappa_max",
-        "kappa_sum",
-    ]
-)
-
-
 @pytest.mark.parametrize("case", cases.ESTIMATED, ids=cases.case_id)
 def test_what_is_estimated_lies_within_its_error(case, only_probes):
     model, x, y = case.make()
@@ -92,10 +68,10 @@ def test_what_is_estimated_lies_within_its_error(case, only_probes):
     report = sl.measure(model, (x, y), case.loss, tolerance=1e-10, most_probes=256)
     assert set(report.problem["layers"]) == set(case.layers)
     assert set(report.problem["estimated_layers"]) == case.estimated
-    for name in SPECTRAL | {"fisher_rao_norm"}:
+    for name in {*SPECTRAL, "fisher_rao_norm"}:
         assert_same(report[name], truth, 1e-8)
     assert report["fisher_rao_norm"].exact
-    for name in STATISTICS - {"fisher_rao_norm"}:
+    for name in set(STATISTICS) - {"fisher_rao_norm"}:
         value, wanted = report[name], truth.values[name]
         concerned = {"hessian_trace": case.estimated_vectors}.get(name, False) or case.estimated
         assert value.exact == (not concerned)
@@ -127,7 +103,7 @@ def test_the_layers_that_can_be_exact_are_exact_in_an_estimated_network(case, on
 def test_blocks_of_no_more_entries_than_probes_are_formed_whole(case):
     model, x, y = case.make()
     truth = expected(case.name)
-    names = sorted(STATISTICS - {"fisher_rao_norm"})
+    names = sorted(set(STATISTICS) - {"fisher_rao_norm"})
     report = sl.measure(model, (x, y), case.loss, measures=names, tolerance=1e-10, most_probes=256)
     first_round = 3 * 8 * sum(1 for _ in model.parameters())  # of probes, before anyone knows how many it takes
     for value in report.values.values():
