@@ -57,6 +57,7 @@ def layered(name: str, values: tuple[float, ...], error: float = 0.0, **fields: 
         method="one sweep over the data" if error == 0 else "Lanczos, certified by its residual",
         layers=dict(zip(LAYERS, values, strict=True)),
         layer_errors={} if error == 0 else dict.fromkeys(LAYERS, error / 3),
+        error_kind="exact" if error == 0 else "bound",
         **fields,  # type: ignore[arg-type]
     )
 
@@ -64,7 +65,9 @@ def layered(name: str, values: tuple[float, ...], error: float = 0.0, **fields: 
 def top(name: str, value: float, error: float, **fields: object) -> Value:
     """A certified top eigenvalue."""
     method = "Lanczos, certified by its residual"
-    return Value(name, value, error, exact=False, converged=True, method=method, products=14, **fields)  # type: ignore[arg-type]
+    return Value(
+        name, value, error, exact=False, converged=True, method=method, products=14, error_kind="bound", **fields
+    )  # type: ignore[arg-type]
 
 
 def neurons(scale: float) -> dict[str, torch.Tensor]:
@@ -86,7 +89,7 @@ def sample_report(scale: float = 1.0, plain: float = 1.0) -> Report:
         top("hessian_spectral_norm", 12.3456789 * plain, 2.1e-4 * plain),
         layered("hessian_trace", (31.2 * plain, 11.8 / plain**0.5, 7.4)),
         Value("epsilon_sharpness", 0.0231 * plain, 4e-4 * plain, False, False, "projected ascent from 8 starts",
-              notes=("the search stopped at its limit of 200 steps",)),
+              notes=("the search stopped at its limit of 200 steps",), error_kind="lower bound"),
         Value("volume_flatness", float("inf"), 0.0, True, True, "Theorem 2",
               notes=("infinite: the network can be rescaled",)),
         top("riemannian_spectral_norm", 3.0 * scale, 1e-5, details={"history": history}),

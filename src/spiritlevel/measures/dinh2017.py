@@ -64,6 +64,7 @@ def _volume_flatness(measure: Measure, evidence: Evidence) -> Value:
         converged=all(copy["largest_loss"] < base + epsilon for copy in copies),
         method="Theorem 2, with disjoint copies of a box checked by sampling",
         details={"epsilon": epsilon, "radius": radius, "alpha": alpha, "copies": copies},
+        error_kind="exact",
     )
 
 

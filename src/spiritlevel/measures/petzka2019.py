@@ -40,6 +40,7 @@ def _kappa(collect: Collect) -> Callable[[Measure, Evidence], Value]:
             layers=layers,
             layer_errors=errors,
             products=evidence.layer_products,
+            error_kind="bound",
         )
 
     return compute

@@ -74,6 +74,7 @@ def from_statistics(
             details={"noise_bias": found.bias} if found.bias else {},
             notes=reading.notes,
             products=evidence.estimates.products if noisy else 0,
+            error_kind="standard error" if noisy else "exact",
         )
 
     return compute, lambda _measure: Needs(statistics=kinds)
@@ -141,6 +142,7 @@ def eigenvalue(
         details={"residual": pair.residual, **(details or {})},
         notes=_dropped(evidence, operator),
         products=pair.products,
+        error_kind="bound",
     )
 
 
@@ -151,7 +153,16 @@ def _dropped(evidence: Evidence, operator: Operator) -> tuple[str, ...]:
 
 def unavailable(measure: Measure, reason: str) -> Value:
     """A measure that is not defined on this network."""
-    return Value(measure.name, float("nan"), 0.0, exact=False, converged=False, method="not available", notes=(reason,))
+    return Value(
+        name=measure.name,
+        value=float("nan"),
+        error=0.0,
+        exact=False,
+        converged=False,
+        method="not available",
+        notes=(reason,),
+        error_kind="none",
+    )
 
 
 __all__ = [

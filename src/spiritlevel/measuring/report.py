@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from spiritlevel.measuring import earlier_files
 from spiritlevel.measuring.value import Cost, Value
 from spiritlevel.presenting import show
 from spiritlevel.saved import Format, as_tensor, from_json_ready, number, numbers, write_whole
@@ -18,7 +19,8 @@ FORMAT = Format("spiritlevel-report-1", "report")
 class Report:
     """Every value of one call of `measure`, with the problem it belongs to.
 
-    `report[name]` is a `Value`; iteration goes over names in the order asked for. Printing gives a table.
+    `report[name]` is a `Value`; iteration goes over names in the order asked for. Printing gives a table. `interrupted`
+    says whether Ctrl-C ended the measurement early; the first note then names what is missing.
     """
 
     values: Mapping[str, Value]
@@ -27,6 +29,7 @@ class Report:
     problem: Mapping[str, Any]
     environment: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
 
     def __getitem__(self, name: str) -> Value:
         try:
@@ -43,11 +46,6 @@ class Report:
 
     def __contains__(self, name: object) -> bool:
         return name in self.values
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C ended the measurement early; the first note names what is missing."""
-        return bool(self.notes) and self.notes[0].startswith("interrupted")
 
     def without_witnesses(self) -> Report:
         """The same without the maximisers, each of which is as large as the model: for files."""
@@ -68,6 +66,7 @@ class Report:
             problem=parts["problem"],
             environment=parts["environment"],
             notes=tuple(parts["notes"]),
+            interrupted=parts["interrupted"] if "interrupted" in parts else earlier_files.interrupted(parts),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -99,7 +98,7 @@ class Report:
 
 
 def _value_from_dict(plain: Mapping[str, Any]) -> Value:
-    fields = dict(plain)
+    fields = {"error_kind": earlier_files.error_kind(plain), **plain}
     for key in ("value", "error", "layers", "layer_errors"):
         fields[key] = numbers(plain[key])
     for key in ("neurons", "witness"):

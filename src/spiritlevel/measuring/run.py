@@ -136,8 +136,9 @@ def _in_range(
 
 
 def _check_range(value: Value) -> None:
-    """Refuse what overflowed. An infinite volume is a value like any other."""
-    if value.method != "not available" and (math.isnan(value.value) or not math.isfinite(value.error)):
+    """Every value must be finite but what is known to be infinite, such as a volume."""
+    infinite = value.exact and math.isinf(value.value)
+    if value.error_kind != "none" and not infinite and not math.isfinite(value.value + value.error):
         raise OverflowError(f"{value.name} is {value.value} ± {value.error}")
 
 
@@ -149,7 +150,7 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
     reporter.expect(functools.partial(expected_passes, evidence))
     problem.work.on_change.append(reporter.update)
     values: dict[str, Value] = {}
-    interrupted: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     try:
         with problem.undisturbed():
             for each in plan.measures:
@@ -161,16 +162,15 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
                 except KeyboardInterrupt:
                     if not values or problem.ranks.size > 1:
                         raise
-                    left = ", ".join(other.name for other in plan.measures[len(values) :])
-                    interrupted = (f"interrupted: {left} {'was' if ',' not in left else 'were'} not finished",)
+                    missing = tuple(other.name for other in plan.measures[len(values) :])
                     break
-            loss_value = evidence.loss if not interrupted else evidence.known_loss()
+            loss_value = evidence.loss if not missing else evidence.known_loss()
     except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         refuse_nonfinite_loss(problem)  # says where, if that is why
         raise
     finally:
         problem.work.on_change.remove(reporter.update)
-    if not interrupted and not math.isfinite(loss_value):
+    if not missing and not math.isfinite(loss_value):
         refuse_nonfinite_loss(problem)
     cost = Cost(
         problem.work.passes,
@@ -179,8 +179,14 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
         time.perf_counter() - started,
         max(0, _peak_memory() - memory),
     )
-    notes = (*interrupted, *_notes(evidence))
-    return Report(values, loss_value, cost, _described(evidence, plan.tolerance, plan.seed), environment(), notes)
+    described = _described(evidence, plan.tolerance, plan.seed)
+    notes = (*_missing_words(missing), *_notes(evidence))
+    return Report(values, loss_value, cost, described, environment(), notes, interrupted=bool(missing))
+
+
+def _missing_words(missing: tuple[str, ...]) -> tuple[str, ...]:
+    verb = "was" if len(missing) == 1 else "were"
+    return (f"interrupted: {', '.join(missing)} {verb} not finished",) if missing else ()
 
 
 def _on_a_subset(

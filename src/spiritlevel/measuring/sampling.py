@@ -44,7 +44,7 @@ def with_sampling_error(whole: Report, parts: Sequence[Report], planned: int, sh
     samples = whole.problem["samples"]
     if len(parts) < planned:
         note = f"interrupted: measured on {samples} of {of} samples, and the error of that choice is not in the bars"
-        return replace(whole, notes=(note, *whole.notes))
+        return replace(whole, notes=(note, *whole.notes), interrupted=True)
     values = {
         name: _widened(value, [part[name] for part in parts], share, whole.problem["tolerance"])
         for name, value in whole.values.items()
@@ -55,7 +55,7 @@ def with_sampling_error(whole: Report, parts: Sequence[Report], planned: int, sh
 
 
 def _widened(value: Value, parts: Sequence[Value], share: float, tolerance: float) -> Value:
-    if not value.available:
+    if not math.isfinite(value.value):  # not defined here, or infinite on any data
         return value
     sampling = _standard_error([part.value for part in parts], share)
     layer_errors = {
@@ -72,6 +72,7 @@ def _widened(value: Value, parts: Sequence[Value], share: float, tolerance: floa
         converged=value.converged and error <= tolerance * abs(value.value),
         layer_errors=layer_errors,
         details={**value.details, "sampling_error": sampling},
+        error_kind="lower bound" if value.lower_bound else "sampling",
     )
 
 

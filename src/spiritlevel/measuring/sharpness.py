@@ -44,4 +44,5 @@ def largest_rise(
         method=f"largest value found by ascent ({problem.work.gradients - before:.0f} gradients), a lower bound",
         witness=as_parameters(problem, found.perturbation),
         details=dict(details or {}),
+        error_kind="lower bound",
     )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 # The error of an exact value, relative to it, that does not reach the digits a value is printed with.
 HIDDEN = 1e-5
+
+# What an error is; "none" where there is no value.
+ErrorKind = Literal["exact", "bound", "standard error", "lower bound", "sampling", "none"]
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,7 @@ class Value:
     Attributes:
         name: The measure's name.
         value: The number. `inf` and `nan` are possible and explained in `notes`.
-        error: Absolute error: a bound for certified values, one standard error for estimates, 0.0 only where the
-            value is exact up to rounding.
+        error: Absolute error; `error_kind` says of which kind.
         exact: Whether the value is exact up to rounding.
         converged: Whether the requested tolerance was reached.
         method: How it was computed, in words.
@@ -32,6 +34,10 @@ class Value:
         details: Further numbers of the same computation (a second-order value, a convergence history, …).
         notes: What a reader must know: blocks that dropped out, clipped traces, why something is not available.
         products: How many curvature products this number cost (shared ones are counted for every user).
+        error_kind: "exact": what rounding may have done. "bound": the true value, an eigenvalue, is no further away.
+            "standard error": one, from random probes. "sampling": one, of a random subset of the data. "lower bound": the
+            precision of a search for a maximum, which may be larger. "none": the measure is not defined here. Where it
+            is not given, "exact" or "standard error" as `exact` says.
     """
 
     name: str
@@ -47,6 +53,17 @@ class Value:
     details: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     products: int = 0
+    error_kind: ErrorKind = ""  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        kind = self.error_kind or ("exact" if self.exact else "standard error")
+        if kind not in get_args(ErrorKind) or self.exact != (kind == "exact"):
+            known = ", ".join(map(repr, get_args(ErrorKind)))
+            raise ValueError(
+                f"error_kind must be one of {known}, and 'exact' where exact=True and only there; got "
+                f"error_kind={kind!r} with exact={self.exact}"
+            )
+        object.__setattr__(self, "error_kind", kind)
 
     @property
     def available(self) -> bool:
@@ -56,13 +73,12 @@ class Value:
     @property
     def certified(self) -> bool:
         """Whether `error` bounds the distance to an eigenvalue by a residual, instead of being a standard error."""
-        bounded = "residual" in self.details or any(word in self.method.lower() for word in ("certified", "lanczos"))
-        return bounded and "sampling_error" not in self.details
+        return self.error_kind == "bound"
 
     @property
     def lower_bound(self) -> bool:
         """Whether this is the largest value that a search found: it cannot say which of two networks has more."""
-        return "lower bound" in self.method
+        return self.error_kind == "lower bound"
 
     def __float__(self) -> float:
         return self.value
