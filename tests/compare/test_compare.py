@@ -15,15 +15,13 @@ from refusals import refused
 from spiritlevel.compare.compare import Comparison, compare, probability_below
 from spiritlevel.compare.show import _percent
 from spiritlevel.guarantees.parts import sampling_error
-from spiritlevel.measuring.value import Value
+from spiritlevel.measuring.value import ErrorKind, Value
 
 MEASURES = ["kappa_trace_sum", "kappa_sum", "rho_sum", "normalized_sharpness", "hessian_trace", "hessian_spectral_norm"]
 
 
-def value(
-    number: float, error: float = 0.0, method: str = "random probes of the Hessian", exact: bool = False
-) -> Value:
-    return Value("m", number, error, exact, True, method)
+def value(number: float, error: float = 0.0, kind: ErrorKind = "standard error") -> Value:
+    return Value("m", number, error, kind == "exact", True, "by hand", error_kind=kind)
 
 
 def networks(count: int) -> dict[str, nn.Module]:
@@ -57,16 +55,16 @@ def test_standard_errors_are_normal_and_bounds_uniform() -> None:
 
     assert probability_below(value(1.0, 0.3), value(2.0, 0.4)) == pytest.approx(normal(2.0))
     assert probability_below(value(2.0, 0.3), value(1.0, 0.4)) == pytest.approx(1 - normal(2.0))
-    bound = [value(number, 1.0, "Lanczos, products by kept graph") for number in (0.0, 1.0)]
+    bound = [value(number, 1.0, "bound") for number in (0.0, 1.0)]
     # u2 − u1 + 1 > 0 with u uniform on [−1, 1]: all but a triangle of area 1/2 out of 4
     assert probability_below(*bound) == pytest.approx(7 / 8, abs=0.02)
-    apart = [value(0.0, 1.0, "Lanczos"), value(2.01, 1.0, "Lanczos")]
+    apart = [value(0.0, 1.0, "bound"), value(2.01, 1.0, "bound")]
     assert probability_below(*apart) == 1.0
     assert probability_below(apart[1], apart[0]) == 0.0
 
 
 def test_a_tie_is_a_coin_flip_and_rounding_makes_ties() -> None:
-    first, second = value(1.0, exact=True, method="exact sweep"), value(1.0 + 1e-6, exact=True, method="exact sweep")
+    first, second = value(1.0, kind="exact"), value(1.0 + 1e-6, kind="exact")
     assert probability_below(first, first) == 0.5
     assert probability_below(first, second) == 1.0
     assert probability_below(first, second, rounding=1e-4) == pytest.approx(0.5, abs=0.03)
@@ -81,7 +79,7 @@ def test_probabilities_of_the_two_directions_add_up(three: Comparison) -> None:
 def test_wider_errors_decide_less(three: Comparison) -> None:
     def blurred(report: sl.Report) -> sl.Report:
         values = {
-            name: replace(v, error=10 * abs(v.value), exact=False, method="random probes")
+            name: replace(v, error=10 * abs(v.value), exact=False, error_kind="standard error")
             for name, v in report.values.items()
         }
         return replace(report, values=values)
@@ -257,7 +255,7 @@ def test_claims_are_right_for_means_and_eigenvalues_with_and_without_rare_large_
                 x = x * (torch.randn(60, 1, generator=generator, dtype=torch.float64) - 0.5).exp().div(math.exp(0.5))
             both = [x @ each.T for each in (first, second)]
             parts = [measure(both[1][k::10]) - measure(both[0][k::10]) for k in range(10)]
-            a, b = (value(measure(z), exact=True, method="exact sweep") for z in both)
+            a, b = (value(measure(z), kind="exact") for z in both)
             probability = probability_below(a, b, sampling=sampling_error(b.value - a.value, parts))
             if max(probability, 1 - probability) >= 0.95:
                 claimed, wrong = claimed + 1, wrong + ((probability > 0.5) != (true[1] > true[0]))

@@ -88,7 +88,9 @@ def test_without_a_kind_it_is_what_exact_says():
 @pytest.mark.parametrize("change", [{"exact": False}, {"error_kind": "bound"}, {"error_kind": "guess"}])
 def test_contradictions_are_refused(change):
     value = Value("m", 1.0, 0.0, True, True, "by hand")
-    with pytest.raises(ValueError, match=r"error_kind must be one of 'exact', 'bound', .* and 'exact' where exact=True"):
+    with pytest.raises(
+        ValueError, match=r"error_kind must be one of 'exact', 'bound', .* and 'exact' where exact=True"
+    ):
         replace(value, **change)
 
 

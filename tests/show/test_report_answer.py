@@ -8,14 +8,13 @@ import pytest
 
 from report_samples import RECORDS, demo_reports, only, sample_report
 from spiritlevel.measuring.report import Report
-from spiritlevel.measuring.value import Value
+from spiritlevel.measuring.value import ErrorKind, Value
 from spiritlevel.show.answer import answer, compare
 
 
-def value(
-    number: float, error: float = 0.0, method: str = "certified by its residual", name: str = "kappa_sum"
-) -> Value:
-    return Value(name, number, error, error == 0, True, method)
+def value(number: float, error: float = 0.0, kind: ErrorKind = "bound", name: str = "kappa_sum") -> Value:
+    kind = kind if error else "exact"
+    return Value(name, number, error, kind == "exact", True, "by hand", error_kind=kind)
 
 
 def report(**numbers: float | Value) -> Report:
@@ -59,9 +58,8 @@ def test_the_measures_disagree() -> None:
 
 
 def test_what_a_search_found_is_a_lower_bound_and_does_not_vote() -> None:
-    found = "largest value found by ascent (30 gradients), a lower bound"
     first, second = (
-        report(kappa_sum=number, rho_sum=value(1 / number, 1e-9, found, "rho_sum")) for number in (1.0, 2.0)
+        report(kappa_sum=number, rho_sum=value(1 / number, 1e-9, "lower bound", "rho_sum")) for number in (1.0, 2.0)
     )
     assert answer({"A": first, "B": second}, RECORDS)[0] == "By the one invariant measure “A” is flatter than “B”."
 
@@ -131,13 +129,13 @@ def test_different_problems_are_pointed_out() -> None:
     [
         (value(1.0), value(2.0), "first"),
         (value(2.0), value(1.0), "second"),
-        (value(1.0), value(1.0005), "same"),
-        (value(0.0), value(0.0), "same"),
+        (value(1.0), value(1.0005), "first"),
+        (value(0.0), value(0.0), "undecided"),
         (value(-1.0), value(1.0), "first"),
         (value(1.0, 0.6), value(2.0, 0.6), "undecided"),
         (value(1.0, 0.4), value(2.0, 0.4), "first"),
-        (value(1.0, 0.4, "estimated from probes"), value(2.0, 0.4, "estimated from probes"), "undecided"),
-        (value(1.0, 0.3, "estimated from probes"), value(2.0, 0.3, "estimated from probes"), "first"),
+        (value(1.0, 0.44, "standard error"), value(2.0, 0.44, "standard error"), "undecided"),  # 94.6 %
+        (value(1.0, 0.42, "standard error"), value(2.0, 0.42, "standard error"), "first"),  # 95.4 %
         (value(1.0, float("nan")), value(2.0), "undecided"),
         (value(1.0, float("inf")), value(2.0), "undecided"),
         (value(float("inf")), value(2.0), None),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from spiritlevel.audit.findings import Audit, Finding, Trial
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measuring.order import LEVEL, margin, order, rounding_of
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.registry import resolve_measures
 from spiritlevel.measuring.report import Report
@@ -31,6 +32,7 @@ KINDS = ("layer", "neuron", "batch-norm", "output scale", "input map")
 
 # An error bar wider than this share of the value cannot show that nothing moved.
 WIDEST_BAR = 0.05
+LOWER_BOUNDS = "the values are lower bounds found by ascent, which cannot say whether the maximum moved"
 
 
 def audit(
@@ -81,8 +83,10 @@ def audit(
             for seed in seeds:
                 twin, twin_data = twins.make(kind, strength, seed)
                 trials.append(Trial(kind, strength, seed, take(twin, twin_data)))
+    # The more pairs are looked at, the surer each order must be for all of them to be as sure as one.
+    level = 1 - (1 - LEVEL) / max(1, len(trials) * len(chosen))
     findings = [
-        _judge(each, kind, original, trials, tolerance, _claims(each, kind, fixed))
+        _judge(each, kind, original, trials, tolerance, claimed=_claims(each, kind, fixed), level=level)
         for kind in available
         for each in chosen
     ]
@@ -99,6 +103,7 @@ class Twins:
         self._model, self._data = model, data
         self._example = Batch(data.first.inputs, None).map(_double).inputs
         self._symmetries: Symmetries = find_symmetries(model, self._example)
+        self._groups = {f"group: {group.name}": group for group in self._symmetries.groups}
 
     def available(self, kinds: Sequence[str], *, groups: bool) -> tuple[list[str], dict[str, str]]:
         """The kinds this network has, and for the others why not."""
@@ -110,7 +115,7 @@ class Twins:
             else:
                 found.append(kind)
         if groups:
-            found += [f"group: {group.name}" for group in self._symmetries.groups]
+            found += self._groups
         return found, skipped
 
     def _missing(self, kind: str) -> str:
@@ -141,11 +146,9 @@ class Twins:
             logs = spread @ (strength * torch.randn(spread.shape[1], generator=generator, dtype=torch.float64))
             return Rescaling(symmetries, logs)
         logs = strength * torch.randn(symmetries.dimension, generator=generator, dtype=torch.float64)
-        if kind.startswith("group: "):
+        if kind in self._groups:
             chosen = torch.zeros(symmetries.dimension, dtype=torch.bool)
-            for group in symmetries.groups:
-                if f"group: {group.name}" == kind:
-                    chosen[list(group.factors)] = True
+            chosen[list(self._groups[kind].factors)] = True
         else:
             chosen = symmetries.of_kind(kind)
         return Rescaling(symmetries, torch.where(chosen, logs, 0.0))
@@ -241,40 +244,46 @@ def _claims(each: Measure, kind: str, loss: Loss) -> bool:
 
 
 def _judge(
-    each: Measure, kind: str, original: Report, trials: Sequence[Trial], tolerance: float, claimed: bool
+    each: Measure,
+    kind: str,
+    original: Report,
+    trials: Sequence[Trial],
+    tolerance: float,
+    *,
+    claimed: bool,
+    level: float = LEVEL,
 ) -> Finding:
     base = original[each.name]
-    pairs = [(trial.strength, trial.report[each.name]) for trial in trials if trial.kind == kind]
+    twins = [trial for trial in trials if trial.kind == kind]
+    values = [trial.report[each.name] for trial in twins]
     if not base.available:
         return Finding(each.name, kind, "undecided", 1.0, None, claimed, "; ".join(base.notes))
-    missing = next((value for _, value in pairs if not value.available), None)
+    missing = next((value for value in values if not value.available), None)
     if missing is not None:
         reason = f"not available on a twin: {'; '.join(missing.notes)}"
         return Finding(each.name, kind, "undecided", 1.0, None, claimed, reason)
-    factor = max((_ratio(base.value, value.value) for _, value in pairs), default=1.0)
-    moved = [strength for strength, value in pairs if _difference(base, value) > _bar(base, value)]
+    factor = max((_ratio(base.value, value.value) for value in values), default=1.0)
+    rounding = rounding_of(original, *(trial.report for trial in twins))
+    moved = [
+        trial.strength
+        for trial, value in zip(twins, values, strict=True)
+        if order(base, value, level=level, rounding=rounding)
+    ]
     if moved:
         return Finding(each.name, kind, "moves", factor, min(moved), claimed)
-    widest = max((_bar(base, value) for _, value in pairs), default=0.0)
-    if math.isfinite(base.value) and widest > WIDEST_BAR * abs(base.value):
-        needed = tolerance * WIDEST_BAR * abs(base.value) / widest
-        reason = f"the error bars are too wide to tell; a tolerance of {needed:.1g} would decide"
-        return Finding(each.name, kind, "undecided", factor, None, claimed, reason)
-    return Finding(each.name, kind, "invariant", factor, None, claimed)
+    margins = [margin(base, value, level=level, rounding=rounding) for value in values]
+    reason = _too_wide(base, margins, tolerance)
+    return Finding(each.name, kind, "undecided" if reason else "invariant", factor, None, claimed, reason)
 
 
-def _difference(first: Value, second: Value) -> float:
-    return 0.0 if first.value == second.value else abs(first.value - second.value)
-
-
-def _bar(first: Value, second: Value) -> float:
-    """How far apart two values of the same quantity may lie: certified bounds add, standard errors in fours."""
-    if not (math.isfinite(first.value) and math.isfinite(second.value)):
-        return 0.0
-    rounding = 1e-7 * max(abs(first.value), abs(second.value))
-    standard = "probes" in first.method or "sampled" in first.method
-    spread = 4 * math.hypot(first.error, second.error) if standard else first.error + second.error
-    return spread + rounding
+def _too_wide(base: Value, margins: Sequence[float], tolerance: float) -> str:
+    """Why values that no error tells apart may differ all the same; empty where they cannot differ by much."""
+    if base.lower_bound:
+        return LOWER_BOUNDS
+    widest, wanted = max(margins, default=0.0), WIDEST_BAR * abs(base.value)
+    if not math.isfinite(base.value) or all(each <= wanted for each in margins):
+        return ""
+    return f"the error bars are too wide to tell; a tolerance of {tolerance * wanted / widest:.1g} would decide"
 
 
 def _ratio(first: float, second: float) -> float:

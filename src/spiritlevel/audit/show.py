@@ -10,13 +10,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from spiritlevel.audit.findings import Audit, Finding
+from spiritlevel.measuring.registry import known_records
 from spiritlevel.presenting import register
 from spiritlevel.show.citations import citations
 from spiritlevel.show.drawing import INK, Drawing, style
 from spiritlevel.show.figures import axes_of, finished, legend, look_of
 from spiritlevel.show.numbers import Numbers, plain_text, shortened, significant, times
 from spiritlevel.show.page import render_page
-from spiritlevel.show.records import known_records
 from spiritlevel.show.scales import LogScale
 from spiritlevel.show.sections import Section
 from spiritlevel.show.tables import render, simple_table

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spiritlevel.attack.attack import Attack, sharpen
+from spiritlevel.measuring.registry import known_records
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
 from spiritlevel.saved import write_whole
@@ -29,7 +30,6 @@ from spiritlevel.show.answer import answer, difference, invariant_names, plain_n
 from spiritlevel.show.drawing import DASHES, MARKERS, Drawing, series_colour, style
 from spiritlevel.show.numbers import Numbers, power_of_ten, significant, times
 from spiritlevel.show.page import report_page
-from spiritlevel.show.records import known_records
 from spiritlevel.show.sections import Section
 from spiritlevel.subjects.checkpoint import save_checkpoint
 from spiritlevel.subjects.data import Dataset, load_data

@@ -10,26 +10,22 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from scipy.stats import t as student
-from torch import Tensor, nn
+from torch import nn
 
 from spiritlevel.errors import SpiritLevelError, losses_differ
-from spiritlevel.guarantees.parts import PartValues, Sampling, random_parts, sampling_error, values_on_parts, voting
-from spiritlevel.measuring.record import Measure
+from spiritlevel.guarantees.parts import PartValues, random_parts, sampling_error, values_on_parts, voting
+from spiritlevel.measuring.order import LARGER_IS_FLATTER, LEVEL, Sampling, order, probability_below, rounding_of
+from spiritlevel.measuring.record import Measure, is_invariant
 from spiritlevel.measuring.registry import ALL, resolve_measures
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
-from spiritlevel.measuring.value import Value
 from spiritlevel.presenting import show
 from spiritlevel.problem.batches import Data
 from spiritlevel.problem.losses import Loss, resolve_loss
 from spiritlevel.saved import Format, json_ready, numbers, write_whole
 
 FORMAT = Format("spiritlevel-comparison-1", "comparison")
-LARGER_IS_FLATTER = frozenset({"volume_flatness"})
 
-# What rounding may do to a value that is exact otherwise, relative to its size.
-_ROUNDING = {"float32": 1e-4, "float64": 1e-9}
 # More networks than this are summed up instead of listed pair by pair.
 _MOST_LISTED = 4
 
@@ -40,7 +36,7 @@ class Comparison:
 
     Attributes:
         reports: Network's name → its report.
-        confidence: An ordering is decided where its probability is at least this.
+        confidence: An ordering is decided where its probability is at least this, whatever the values within their bounds.
         parts: Network's name → measure → its values on the parts of the data, from which the sampling error comes.
             Empty where there is none.
         no_sampling_error: Why there is no sampling error; empty where there is one.
@@ -51,7 +47,7 @@ class Comparison:
     """
 
     reports: Mapping[str, Report]
-    confidence: float = 0.95
+    confidence: float = LEVEL
     parts: PartValues = field(default_factory=dict)
     no_sampling_error: str = "it was not asked for"
 
@@ -86,8 +82,7 @@ class Comparison:
         if self.undecidable(name):
             return math.nan
         a, b = self.reports[first], self.reports[second]
-        rounding = max(_rounding(a), _rounding(b))
-        found = probability_below(a[name], b[name], rounding, self._sampling(name, first, second))
+        found = probability_below(a[name], b[name], rounding_of(a, b), self._sampling(name, first, second))
         return 1 - found if name in LARGER_IS_FLATTER else found
 
     def _sampling(self, name: str, first: str, second: str) -> Sampling | None:
@@ -99,8 +94,10 @@ class Comparison:
 
     def verdict(self, name: str, first: str, second: str) -> int:
         """1 where `first` is flatter by this measure, −1 where `second` is, 0 where it is not decided."""
-        probability = self.probability(name, first, second)
-        return int(probability >= self.confidence) - int(1 - probability >= self.confidence)
+        a, b = self.reports[first], self.reports[second]
+        sampling = self._sampling(name, first, second)
+        found = order(a[name], b[name], level=self.confidence, rounding=rounding_of(a, b), sampling=sampling)
+        return found if name in LARGER_IS_FLATTER else -found
 
     def agreement(self) -> dict[str, dict[str, float]]:
         """Kendall's τ between every two measures, over the pairs of networks; an undecided pair is a tie.
@@ -180,7 +177,7 @@ def compare(
     loss: str | Callable[..., Any] | Loss = "cross_entropy",
     *,
     measures: str | Iterable[str | Measure] | None = None,
-    confidence: float = 0.95,
+    confidence: float = LEVEL,
     tolerance: float = 1e-3,
     seed: int = 0,
     progress: bool | Callable[[str, float], None] = False,
@@ -243,55 +240,6 @@ def _told(progress: bool | Callable[[str, float], None], name: str) -> bool | Ca
     return lambda what, passes: progress(f"{name}: {what}", passes)
 
 
-# --- how sure an ordering is -------------------------------------------------------------------------------------
-
-
-def probability_below(first: Value, second: Value, rounding: float = 0.0, sampling: Sampling | None = None) -> float:
-    """The probability that the true value of `first` is below that of `second`, from their errors.
-
-    A standard error is that of a normal distribution; a bound, and `rounding` relative to the larger value, is the half
-    width of a uniform one. With a `sampling` error the spread is that of Student's t.
-
-    >>> a = Value("m", 1.0, 0.0, True, True, "exact sweep")
-    >>> b = Value("m", 2.0, 1.0, False, True, "random probes of the Hessian")
-    >>> probability_below(a, a), round(probability_below(a, b), 4)  # a tie; Φ(1)
-    (0.5, 0.8413)
-    """
-    gap = second.value - first.value
-    slack = rounding * max(abs(first.value), abs(second.value))
-    widths = [slack, *(value.error for value in (first, second) if (value.exact or value.certified))]
-    spread = math.hypot(*(value.error for value in (first, second) if not (value.exact or value.certified)))
-    freedom = math.inf
-    if sampling is not None and sampling.error > 0:
-        spread, freedom = math.hypot(spread, sampling.error), sampling.freedom
-    if not math.isfinite(spread + sum(widths)):
-        return 0.5
-    if math.isinf(freedom) and abs(gap) > sum(widths) + 9 * spread:
-        return 1.0 if gap > 0 else 0.0
-    return _mean_over_bounds(gap, [width for width in widths if width > 0], spread, freedom)
-
-
-def _mean_over_bounds(gap: float, widths: Sequence[float], spread: float, freedom: float, points: int = 40) -> float:
-    """P(gap + Σ width·U + spread·T > 0), the uniforms U on [−1, 1] by midpoints, T normal or Student's."""
-    nodes = (2 * torch.arange(points, dtype=torch.float64) + 1) / points - 1
-    total = torch.full((1,), gap, dtype=torch.float64)
-    for width in widths:
-        total = (total.unsqueeze(1) + width * nodes).reshape(-1)
-    if spread == 0:
-        return float(((total > 0).double() + 0.5 * (total == 0).double()).mean())
-    return float(_distribution(total / spread, freedom).mean())
-
-
-def _distribution(z: Tensor, freedom: float) -> Tensor:
-    """Φ(z), or of Student's t where the spread itself comes from few parts."""
-    if math.isinf(freedom):
-        normal: Tensor = torch.special.ndtr(z)
-        return normal
-    return torch.from_numpy(student.cdf(z.numpy(), freedom))
-
-
-def _rounding(report: Report) -> float:
-    return _ROUNDING.get(str(report.problem.get("dtype")), 1e-9)
 
 
 def _tau(first: Sequence[int], second: Sequence[int]) -> float:
@@ -302,18 +250,17 @@ def _tau(first: Sequence[int], second: Sequence[int]) -> float:
 # --- what is decided ---------------------------------------------------------------------------------------------
 
 
-def invariant(name: str) -> bool:
+def invariant(comparison: Comparison, name: str) -> bool:
     """Whether the measure claims to survive the rescaling of layers."""
-    record = ALL.get(name.partition("(")[0])
-    return record is not None and "layer" in record.invariant_under
+    return is_invariant(next(iter(comparison.reports.values()))[name], ALL)
 
 
 def statements(comparison: Comparison) -> list[str]:
     """What is decided and what is not, in sentences: by the invariant measures first, what qualifies that, and last
     what the plain ones say."""
     deciding = [name for name in comparison.measures if not comparison.undecidable(name)]
-    trusted = [name for name in deciding if invariant(name)]
-    plain = [name for name in deciding if not invariant(name)]
+    trusted = [name for name in deciding if invariant(comparison, name)]
+    plain = [name for name in deciding if name not in trusted]
     said = []
     if not trusted:
         said.append(

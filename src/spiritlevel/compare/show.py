@@ -25,7 +25,9 @@ def ranking_table(comparison: Comparison) -> RenderableType:
     table.add_column("measure", overflow="fold")
     table.add_column(_RANKING, overflow="fold")
     for name in comparison.measures:
-        table.add_row(Text(name, style="" if invariant(name) else "dim"), Text(_ranking_text(comparison, name)))
+        table.add_row(
+            Text(name, style="" if invariant(comparison, name) else "dim"), Text(_ranking_text(comparison, name))
+        )
     lines: list[RenderableType] = [Text(f"• {line}") for line in map(plain_text, comparison.statements())]
     dim = ["dimmed: measures that a rescaling of the weights can move at will", _probability_words(comparison)]
     notes = [Text(line, style="dim") for line in dim]

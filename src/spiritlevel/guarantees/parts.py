@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measuring.order import Sampling
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.report import Report
 from spiritlevel.problem.batches import Data
@@ -21,18 +21,6 @@ LEAST_PIECES = 2
 
 # Network → measure → its value on every part.
 PartValues = Mapping[str, Mapping[str, tuple[float, ...]]]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How far a difference of two values may move with other data of the same kind.
-
-    error: Its standard error, with what the size of the sample does to the difference.
-    freedom: Degrees of freedom behind it, for Student's t.
-    """
-
-    error: float
-    freedom: int
 
 
 def random_parts(data: Data, loss: Loss, seed: int) -> Iterator[Data]:

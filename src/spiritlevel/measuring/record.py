@@ -6,10 +6,11 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.needs import Needs
+from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.checks import check_whole_number
 
@@ -61,3 +62,53 @@ def _check_option(measure: str, key: str, value: Any, default: Any) -> None:
         check_whole_number(f"{measure}: {key}", value, at_least=1)
     elif isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
         raise SpiritLevelError(f"{measure}: {key} must be a positive number, got {value!r}")
+
+
+# --- what is known of a value by its measure --------------------------------------------------------------------------
+
+
+class MeasureRecord(Protocol):
+    """The record of a measure, as `list_measures` gives it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def paper(self) -> str: ...
+    @property
+    def formula(self) -> str: ...
+    @property
+    def invariant_under(self) -> frozenset[str]: ...
+    @property
+    def summary(self) -> str: ...
+
+
+Records = Mapping[str, MeasureRecord]
+
+
+def record_of(value: Value, records: Records) -> MeasureRecord | None:
+    """The record of the measure behind `value`, also where it was configured: `name(epsilon=…)`."""
+    return records.get(value.name) or records.get(value.name.partition("(")[0])
+
+
+def invariances(value: Value, report: Report, records: Records) -> frozenset[str] | None:
+    """Which rescalings leave this value alone on this problem; None for a measure without a record.
+
+    The claim of the measure, and the scale of the outputs where the loss itself does not see it.
+    """
+    record = record_of(value, records)
+    if record is None:
+        return None
+    scale_free = report.problem.get("loss_function") == "normalized_cross_entropy"
+    return frozenset(record.invariant_under) | ({"output"} if scale_free else frozenset())
+
+
+def is_invariant(value: Value, records: Records) -> bool:
+    """Whether the measure claims to survive the rescaling of layers: the least that a flatness must survive."""
+    record = record_of(value, records)
+    return record is not None and "layer" in record.invariant_under
+
+
+def is_plain(value: Value, records: Records) -> bool:
+    """Whether the measure claims no invariance to a rescaling of the weights."""
+    record = record_of(value, records)
+    return record is not None and not record.invariant_under & {"layer", "neuron"}

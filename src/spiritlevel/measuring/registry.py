@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError, suggest
-from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.record import Measure, MeasureRecord, Records
 
 ALL: dict[str, Measure] = {}
 
@@ -61,3 +61,12 @@ def resolve_measures(measures: str | Iterable[str | Measure] | None) -> list[Mea
     if not chosen:
         raise SpiritLevelError("no measures were asked for: pass names, or leave `measures` out for the default set")
     return chosen
+
+
+def known_records(records: Records | Iterable[MeasureRecord] | None = None) -> Records:
+    """Name → record: of `records`, or of every measure of the library."""
+    if records is None:
+        records = list_measures()
+    if isinstance(records, Mapping):
+        return records
+    return {record.name: record for record in records}

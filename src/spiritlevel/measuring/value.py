@@ -86,8 +86,13 @@ class Value:
     def __str__(self) -> str:
         if not self.available:
             return "not available"
-        hidden = self.error <= (HIDDEN * abs(self.value) if self.exact else 0)
-        return f"{self.value:.6g}" if hidden else f"{self.value:.6g} ± {self.error:.1g}"
+        error = visible_error(self)
+        return f"{self.value:.6g} ± {error:.1g}" if error else f"{self.value:.6g}"
+
+
+def visible_error(value: Value) -> float:
+    """The error to print beside a value: 0 where it is rounding that does not reach the digits shown."""
+    return 0.0 if value.exact and value.error <= HIDDEN * abs(value.value) else value.error
 
 
 @dataclass(frozen=True)

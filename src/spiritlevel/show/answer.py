@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from spiritlevel.errors import losses_differ
+from spiritlevel.measuring.order import LARGER_IS_FLATTER, order, rounding_of
+from spiritlevel.measuring.record import Records, is_invariant, is_plain, record_of
+from spiritlevel.measuring.registry import known_records
 from spiritlevel.measuring.report import Report
-from spiritlevel.measuring.value import Value
+from spiritlevel.measuring.value import Value, visible_error
 from spiritlevel.show.numbers import plain_text, significant, times, with_error
-from spiritlevel.show.records import Records, can_rank, certainty, is_invariant, is_plain, known_records, record_of
 
-# Two values closer than this, relative to their size, are called the same; the sentence states how close they are.
+# Values that their errors do not order and that are closer than this, relative to their size, are called the same; the
+# sentence states how close they are.
 _SAME = 1e-3
 _PLAIN_NAMES = {"hessian_spectral_norm": "plain Hessian norm", "hessian_trace": "plain Hessian trace"}
 _SPELLINGS = {"kappa": "κ", "rho": "ρ", "hessian": "Hessian", "riemannian": "Riemannian", "fisher": "Fisher"}
-_LARGER_IS_FLATTER = frozenset({"volume_flatness"})
 
 
 @dataclass(frozen=True)
@@ -27,20 +29,20 @@ class Verdict:
     Attributes:
         first: The measures by which the first is flatter by more than the errors.
         second: The same for the second.
-        same: Equal to a tenth of a percent.
         undecided: A difference within the errors.
+        same: Those of `undecided` that are equal to a tenth of a percent.
         spread: The largest relative difference among `same`.
     """
 
     first: tuple[str, ...]
     second: tuple[str, ...]
-    same: tuple[str, ...]
     undecided: tuple[str, ...]
+    same: tuple[str, ...]
     spread: float
 
     @property
     def count(self) -> int:
-        return len(self.first) + len(self.second) + len(self.same) + len(self.undecided)
+        return len(self.first) + len(self.second) + len(self.undecided)
 
     @property
     def all_same(self) -> bool:
@@ -56,19 +58,14 @@ def answer(reports: Mapping[str, Report], records: Records | None = None) -> lis
     return [*_several(reports, known), *_convergence(reports), *_cautions(reports, known)]
 
 
-def compare(first: Value, second: Value) -> str | None:
-    """`first` or `second`, whichever is flatter; `same`, `undecided`, or None where the two cannot be compared.
-
-    Bounds add up; standard errors add in squares and count twice, for a confidence of 95 %.
-    """
-    a, b = first.value, second.value
-    if not (math.isfinite(a) and math.isfinite(b)):
+def compare(first: Value, second: Value, rounding: float = 0.0) -> str | None:
+    """`first` or `second`, whichever is flatter; `undecided`, or None where the two cannot be compared."""
+    if not (math.isfinite(first.value) and math.isfinite(second.value)):
         return None
-    if difference(a, b) <= _SAME:
-        return "same"
-    if not abs(a - b) > _joint_error(first, second):
+    found = order(first, second, rounding=rounding)
+    if found == 0:
         return "undecided"
-    return "first" if (a < b) != (first.name in _LARGER_IS_FLATTER) else "second"
+    return "first" if (found > 0) == (first.name in LARGER_IS_FLATTER) else "second"
 
 
 def difference(a: float, b: float) -> float:
@@ -79,22 +76,24 @@ def difference(a: float, b: float) -> float:
 def verdict(first: Report, second: Report, names: Iterable[str]) -> Verdict:
     """The comparison of two reports by the measures that both have."""
     shared = [name for name in names if name in first and name in second]
-    outcome = {name: compare(first[name], second[name]) for name in shared}
-    first_wins, second_wins, same, undecided = (
-        tuple(name for name in shared if outcome[name] == key) for key in ("first", "second", "same", "undecided")
+    rounding = rounding_of(first, second)
+    outcome = {name: compare(first[name], second[name], rounding) for name in shared}
+    first_wins, second_wins, undecided = (
+        tuple(name for name in shared if outcome[name] == key) for key in ("first", "second", "undecided")
     )
-    spread = max((difference(first[name].value, second[name].value) for name in same), default=0.0)
-    return Verdict(first_wins, second_wins, same, undecided, spread)
+    apart = {name: difference(first[name].value, second[name].value) for name in undecided}
+    same = {name: relative for name, relative in apart.items() if relative <= _SAME}
+    return Verdict(first_wins, second_wins, undecided, tuple(same), max(same.values(), default=0.0))
 
 
 def invariant_names(reports: Mapping[str, Report], records: Records) -> list[str]:
     """The measures that survive the rescaling of layers and are more than lower bounds, in order of appearance."""
-    return [name for name, value in _all_values(reports).items() if is_invariant(value, records) and can_rank(value)]
+    return [name for name, v in _all_values(reports).items() if is_invariant(v, records) and not v.lower_bound]
 
 
 def plain_names(reports: Mapping[str, Report], records: Records) -> list[str]:
     """The measures that survive no rescaling and are more than lower bounds, the Hessian norm before the rest."""
-    names = [name for name, value in _all_values(reports).items() if is_plain(value, records) and can_rank(value)]
+    names = [name for name, v in _all_values(reports).items() if is_plain(v, records) and not v.lower_bound]
     return sorted(names, key=lambda name: list(_PLAIN_NAMES).index(name) if name in _PLAIN_NAMES else len(_PLAIN_NAMES))
 
 
@@ -110,12 +109,6 @@ def spoken(name: str) -> str:
 
 def _all_values(reports: Mapping[str, Report]) -> dict[str, Value]:
     return {name: value for report in reports.values() for name, value in report.values.items()}
-
-
-def _joint_error(first: Value, second: Value) -> float:
-    bounds = sum(value.error for value in (first, second) if certainty(value) != "estimated")
-    spread = math.hypot(*(value.error for value in (first, second) if certainty(value) == "estimated"))
-    return bounds + 2 * spread
 
 
 def _single(name: str, report: Report, records: Records) -> list[str]:
@@ -139,7 +132,7 @@ def _single(name: str, report: Report, records: Records) -> list[str]:
 
 def _amount(value: Value) -> str:
     """Value and error, kept together at the end of a line."""
-    return with_error(value.value, value.error).replace(" ", "\u00a0")
+    return with_error(value.value, visible_error(value)).replace(" ", "\u00a0")
 
 
 def _strength(value: Value, records: Records) -> int:
@@ -184,7 +177,7 @@ def _twin(
     who = _every(same.count) if same.all_same else "every measure that survives the rescaling of neurons"
     sentence = f"{_quoted(name)} is the same as {_quoted(original)} by {who}, {closeness}"
     if not same.all_same:
-        rest = [spoken(name) for name in (*same.first, *same.second, *same.undecided)]
+        rest = [spoken(n) for n in (*same.first, *same.second, *same.undecided) if n not in same.same]
         sentence += f"; {_listed(rest)} {'differs' if len(rest) == 1 else 'differ'}"
     moved = _moved(reports[original], reports[name], plain)
     return f"{sentence}{f'; its {moved}' if moved else ''}."
@@ -192,11 +185,11 @@ def _twin(
 
 def _moved(original: Report, other: Report, plain: Sequence[str]) -> str:
     """How the first plain measure that differs does: `plain Hessian norm is 10⁶ times larger`."""
-    for name in plain:
-        if name in original and name in other and compare(original[name], other[name]) in {"first", "second"}:
-            a, b = original[name].value, other[name].value
-            if a > 0 and b > 0:
-                return f"{spoken(name)} is {times(max(a, b) / min(a, b))} {'larger' if b > a else 'smaller'}"
+    found = verdict(original, other, plain)
+    for name in (name for name in plain if name in (*found.first, *found.second)):
+        a, b = original[name].value, other[name].value
+        if a > 0 and b > 0:
+            return f"{spoken(name)} is {times(max(a, b) / min(a, b))} {'larger' if b > a else 'smaller'}"
     return ""
 
 
@@ -234,7 +227,7 @@ def _plain_clause(by_plain: Verdict) -> str:
     if by_plain.second:
         names = _listed([spoken(name) for name in by_plain.second])
         return f"; of the plain measures, {names} {'says' if len(by_plain.second) == 1 else 'say'} the opposite."
-    return "; the plain measures agree." if by_plain.first and not by_plain.undecided else "."
+    return "; the plain measures agree." if by_plain.first and set(by_plain.undecided) <= set(by_plain.same) else "."
 
 
 def _disagreement(a: str, b: str, by_invariant: Verdict) -> list[str]:
@@ -264,8 +257,7 @@ def _flattest(reports: Mapping[str, Report], shared: Sequence[str]) -> str:
     winners: dict[str, int] = {}
     for name in shared:
         best = min(reports, key=lambda model: reports[model][name].value)
-        rivals = [compare(reports[best][name], reports[model][name]) for model in reports if model != best]
-        if all(outcome == "first" for outcome in rivals):
+        if all(verdict(reports[best], reports[model], [name]).first for model in reports if model != best):
             winners[best] = winners.get(best, 0) + 1
     if len(winners) == 1 and sum(winners.values()) == len(shared):
         return f"By {_every(len(shared))} {_quoted(next(iter(winners)))} is the flattest; they do not settle the order of the others."
@@ -304,9 +296,8 @@ def _cautions(reports: Mapping[str, Report], records: Records) -> list[str]:
 
 def _sampled(reports: Mapping[str, Report]) -> bool:
     """Whether the errors hold what a finite sample leaves open."""
-    return all(
-        "sampling_error" in v.details for report in reports.values() for v in report.values.values() if can_rank(v)
-    )
+    values = (value for report in reports.values() for value in report.values.values())
+    return {value.error_kind for value in values if math.isfinite(value.value)} <= {"sampling", "lower bound"}
 
 
 def _every(count: int) -> str:

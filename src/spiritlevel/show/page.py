@@ -16,13 +16,15 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from spiritlevel._version import __version__
+from spiritlevel.measuring.record import Records, invariances, record_of
+from spiritlevel.measuring.registry import known_records
 from spiritlevel.measuring.report import Report
-from spiritlevel.measuring.value import Value
+from spiritlevel.measuring.value import Value, visible_error
 from spiritlevel.show.answer import answer
 from spiritlevel.show.citations import Citation, citations
 from spiritlevel.show.drawing import Drawing, palette
 from spiritlevel.show.numbers import Cell, Numbers, cell_text, plain_text, value_and_error
-from spiritlevel.show.records import CERTAINTIES, INVARIANCES, Records, certainty, invariances, known_records, record_of
+from spiritlevel.show.records import CERTAINTIES, INVARIANCES, certainty
 from spiritlevel.show.sections import (
     Section,
     comparison_drawing,
@@ -187,7 +189,7 @@ def _row(name: str, kind: str, reports: Mapping[str, Report], records: Records) 
 
 
 def _quantity(value: Value) -> Quantity:
-    number, error = value_and_error(value.value, value.error)
+    number, error = value_and_error(value.value, visible_error(value))
     sort = repr(value.value).replace("inf", "Infinity")
     sure = certainty(value) if value.available else "–"
     return Quantity(number, error, value.available, value.converged, sure, plain_text(value.method), sort)

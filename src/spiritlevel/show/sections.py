@@ -10,11 +10,11 @@ from itertools import takewhile
 
 from torch import Tensor
 
+from spiritlevel.measuring.record import Records
 from spiritlevel.measuring.report import Report
 from spiritlevel.show.drawing import Drawing
 from spiritlevel.show.figures import convergence, layer_profile, neuron_distribution, ratio_comparison
 from spiritlevel.show.numbers import Cell, Numbers, bytes_text, cell_text, plain_text, seconds_text
-from spiritlevel.show.records import Records
 from spiritlevel.show.tables import grouped
 
 Chart = Callable[[], Drawing]

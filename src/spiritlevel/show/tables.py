@@ -15,19 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from spiritlevel.errors import listed
+from spiritlevel.measuring.record import MeasureRecord, Records, invariances, is_invariant, is_plain
+from spiritlevel.measuring.registry import known_records
 from spiritlevel.measuring.report import Report
-from spiritlevel.measuring.value import Value
+from spiritlevel.measuring.value import Value, visible_error
 from spiritlevel.show.citations import CITATIONS
 from spiritlevel.show.numbers import plain_text, seconds_text, significant, value_and_error
-from spiritlevel.show.records import (
-    MeasureRecord,
-    Records,
-    certainty,
-    invariances,
-    is_invariant,
-    is_plain,
-    known_records,
-)
+from spiritlevel.show.records import BARS, certainty
 
 _LETTERS = {"layer": "L", "neuron": "N", "output": "O"}
 # Below this width the error stands under its value, and what a measure survives under how sure it is.
@@ -142,14 +136,14 @@ def _values_table(report: Report, records: Records, width: int) -> Table:
 
 
 def _wide_cells(value: Value, letters: str) -> list[Text]:
-    number, error = value_and_error(value.value, value.error)
+    number, error = value_and_error(value.value, visible_error(value))
     if not value.available:
         return [Text("n/a", style="dim"), Text(), Text("–", style="dim"), Text(letters)]
     return [_number(number, value), Text(error), Text(certainty(value)), Text(letters)]
 
 
 def _narrow_cells(value: Value, letters: str) -> list[Text]:
-    number, error = value_and_error(value.value, value.error)
+    number, error = value_and_error(value.value, visible_error(value))
     if not value.available:
         return [Text("n/a", style="dim"), Text(letters)]
     beneath = Text(f"\n± {error}" if error else "")
@@ -168,13 +162,21 @@ def _letters(claims: frozenset[str] | None) -> str:
 
 def _footnotes(reports: Mapping[str, Report]) -> list[RenderableType]:
     """The legend, and every note once with the measures that carry it."""
-    lines: list[RenderableType] = [Text(""), Text(_SURVIVES, style="dim")]
+    lines: list[RenderableType] = [Text(""), Text(_SURVIVES, style="dim"), *_bar_words(reports)]
     if any(value.available and not value.converged for report in reports.values() for value in report.values.values()):
         lines.append(Text("✗ the tolerance asked for was not reached", style="dim"))
     notes = Table.grid(padding=(0, 1, 0, 0))
     for note, carriers in gathered_notes(reports).items():
         notes.add_row("•", Text.assemble((f"{carriers}: " if carriers else "", "bold"), note))
     return [*lines, notes] if notes.rows else lines
+
+
+def _bar_words(reports: Mapping[str, Report]) -> list[RenderableType]:
+    """What the errors of these tables are, kind by kind."""
+    values = [value for report in reports.values() for value in report.values.values() if math.isfinite(value.value)]
+    kinds = {certainty(value) for value in values if visible_error(value)}
+    said = ", ".join(f"{words} ({sure})" for sure, words in BARS.items() if sure in kinds)
+    return [Text(f"± is {said}", style="dim")] if said else []
 
 
 def gathered_notes(reports: Mapping[str, Report]) -> dict[str, str]:
@@ -239,7 +241,7 @@ def _compared(value: Value | None) -> Text:
         return Text("–", style="dim")
     if not value.available:
         return Text("n/a", style="dim")
-    number, error = value_and_error(value.value, value.error, digits=4)
+    number, error = value_and_error(value.value, visible_error(value), digits=4)
     return _number(number, value) + Text(f"\n± {error}" if error else "", style="dim")
 
 

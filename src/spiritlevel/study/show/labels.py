@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from spiritlevel.measuring.registry import known_records
 from spiritlevel.show.numbers import significant
-from spiritlevel.show.records import known_records
 from spiritlevel.study.correlate import Answers, Correlations
 from spiritlevel.study.results import Study, layer_of
 from spiritlevel.study.show.figures import interval_text

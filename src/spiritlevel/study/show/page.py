@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError, listed
+from spiritlevel.measuring.registry import known_records
 from spiritlevel.saved import write_whole
 from spiritlevel.show.citations import citations
 from spiritlevel.show.numbers import Cell as Entry
 from spiritlevel.show.numbers import Numbers, plain_text, seconds_text
 from spiritlevel.show.page import render_page
-from spiritlevel.show.records import known_records
 from spiritlevel.show.sections import Section
 from spiritlevel.study.correlate import Answers, answers, correlations_csv
 from spiritlevel.study.csv_tables import results_csv

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from spiritlevel.measuring.registry import known_records
 from spiritlevel.show.drawing import Drawing
 from spiritlevel.show.numbers import Cell as Entry
 from spiritlevel.show.numbers import Numbers, plain_text
-from spiritlevel.show.records import known_records
 from spiritlevel.show.sections import Section
 from spiritlevel.study.correlate import Answers, Correlations, contrasts
 from spiritlevel.study.results import Axis, Study, layer_of
