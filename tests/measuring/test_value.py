@@ -55,6 +55,21 @@ def test_probes_leave_a_standard_error():
     assert (value.error_kind, value.exact) == ("standard error", False)
 
 
+def test_an_estimate_has_the_error_of_its_exact_part_too():
+    """The largest layer is exact, the first is estimated: rounding remains."""
+    x, y = torch.randn(20, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(20) % 3
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(30, 40), nn.GELU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 3)).double()
+        model[0].weight.data /= 10
+        model[4].weight.data *= 10
+    value = sl.measure(model, (x, y), measures=["kappa_trace_max"], most_probes=8)["kappa_trace_max"]
+    assert value.error_kind == "standard error"
+    assert max(value.layers, key=lambda name: value.layers[name]) != "0.weight"
+    assert 0 < value.error < 1e-10 * value.value
+    assert all(value.layer_errors[name] > 0 for name in value.layers)
+
+
 def test_words_decide_nothing(report):
     """Sentences are for people: with others, the same value is judged alike."""
     for value in report.values.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ def from_statistics(
         found = _rounded(reading, [read(each) for each in evidence.shifted(kinds)], evidence)
         if noisy:
             readings = (read(evidence.from_groups(kinds, groups)) for groups in subsets_for(shape))
-            found = estimated(shape, [(each.value, each.layers) for each in readings], noisy)
+            found = _both_errors(estimated(shape, [(each.value, each.layers) for each in readings], noisy), found)
         return Value(
             name=measure.name,
             value=found.value,
@@ -89,6 +89,12 @@ def _rounded(reading: Reading, shifted: list[Reading], evidence: Evidence) -> Es
         for name, value in reading.layers.items()
     }
     return Estimated(reading.value, error, reading.layers, layers)
+
+
+def _both_errors(noise: Estimated, rounding: Estimated) -> Estimated:
+    """An estimate whose error holds that of its exact part too: a maximum may lie in a layer that no probe touches."""
+    layers = {name: math.hypot(noise.layer_errors.get(name, 0.0), e) for name, e in rounding.layer_errors.items()}
+    return replace(noise, error=math.hypot(noise.error, rounding.error), layer_errors=layers)
 
 
 def _method(evidence: Evidence, exact: bool) -> str:
