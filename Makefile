@@ -13,6 +13,7 @@ setup: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check "pip>=25.1"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[digits]" --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --group oracles
 	touch $@
 
 demo: setup
