@@ -9,7 +9,6 @@ import ast
 import inspect
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
@@ -293,21 +292,50 @@ def test_the_list_of_names_without_example_gets_shorter():
 # --- importing --------------------------------------------------------------------------------------------------------------
 
 
-def after_import(before: str = "") -> set[str]:
-    """The modules that `import spiritlevel` loads in a process of its own."""
-    code = f"{textwrap.dedent(before)}\nimport spiritlevel, sys\nprint(*(m for m in sys.modules if sys.modules[m]))"
+def alone(code: str) -> str:
+    """What the code prints in a process of its own."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    return done.stdout
 
 
-def test_importing_works_without_the_modules_that_only_unix_has():
-    unix = ("resource", "fcntl", "pwd", "grp", "termios", "tty", "pty", "syslog")
-    after_import(f"""
-        import torch, numpy, scipy.sparse, scipy.optimize, rich.progress  # theirs, not ours: they may use what they find
-        import sys
-        sys.modules.update(dict.fromkeys({unix!r}, None))
-    """)
+# A system without what only Unix has. Libraries are loaded before: they may use what they find.
+WINDOWS = """
+import os, signal, sys
+import matplotlib.pyplot, numpy, pydantic, rich.progress, safetensors.torch, scipy.optimize, scipy.sparse, scipy.stats, torch, typer
+unix = "resource", "fcntl", "pwd", "grp", "termios", "tty", "pty", "syslog", "posix"
+sys.modules.update(dict.fromkeys(unix, None))
+for name in ("sysconf", "sched_getaffinity", "getuid", "geteuid", "getgid", "fork", "statvfs", "killpg", "setsid"):
+    delattr(os, name) if hasattr(os, name) else None
+for name in ("SIGKILL", "SIGHUP", "SIGALRM", "SIGUSR1"):
+    delattr(signal, name) if hasattr(signal, name) else None
+"""
+
+
+def test_without_what_only_unix_has_everything_imports_measures_and_takes_locks():
+    optional = "study.engines.ray", "study.engines.slurm", "__main__"
+    every = [module for module in modules() if not module.endswith(optional)]
+    assert f"{PACKAGE}.cli" in every
+    said = alone(f"""{WINDOWS}
+import importlib, pathlib, tempfile
+for module in {every!r}:
+    importlib.import_module(module)
+import spiritlevel as sl
+from spiritlevel import cli
+from spiritlevel.study.store import StudyFolder
+
+sl.measure(torch.nn.Linear(2, 1), (torch.eye(2), torch.zeros(2, 1)), "mse", measures=["hessian_spectral_norm"])
+with StudyFolder(pathlib.Path(tempfile.mkdtemp())).at_work():
+    print("at work")
+cli.main(["--help"])
+""")
+    assert "at work" in said
+    assert "Usage: spiritlevel" in said
+
+
+def after_import() -> set[str]:
+    """The modules that `import spiritlevel` loads in a process of its own."""
+    return set(alone("import spiritlevel, sys\nprint(*(m for m in sys.modules if sys.modules[m]))").split())
 
 
 def test_importing_brings_along_nothing_that_measuring_does_without():

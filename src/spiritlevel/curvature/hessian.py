@@ -255,6 +255,8 @@ def _memory(device: torch.device) -> int:
     """Bytes of the machine, or of the accelerator that the model is on."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
+    if not hasattr(os, "sysconf"):  # Windows does not tell
+        return 8 * GRAPH_BUDGET
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
