@@ -44,6 +44,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("__init__", "__main__"),
 )
 
+# Tests of what is no room: of the house and its documents, of many rooms at once, and of what is not installed.
+OTHER_TESTS = frozenset({"architecture", "docs", "results_page", "zoo", "fuzz", "benchmarks"})
+
 # Public names that have no example yet. The list only gets shorter.
 LACKING = """
     Attack Audit Audit.finding Audit.verdict Audit.factor Audit.series Audit.to_dict Audit.from_dict Audit.save
@@ -204,6 +207,16 @@ def test_no_circle_between_modules():
         "modules that import each other in a circle; put what both need into a third one below them:\n"
         + "\n".join(" → ".join(circle) for circle in found)
     )
+
+
+def test_tests_mirror_the_rooms():
+    rooms = {each for line in FLOORS for each in line}
+    folders = {path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/*.py")}
+    assert folders <= rooms | OTHER_TESTS, f"folders of tests that are no room: {sorted(folders - rooms - OTHER_TESTS)}"
+    homeless = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")} - rooms - OTHER_TESTS
+    assert not homeless, f"tests/ itself holds what belongs to no room; put these into one: {sorted(homeless)}"
+    untested = {room(module) for module in modules() if module.count(".") > 1} - folders
+    assert not untested, f"rooms without a folder of tests: {sorted(untested)}"
 
 
 def test_no_module_is_too_long():

@@ -1,41 +1,25 @@
 """The page in a browser: quiet, sortable, narrow, accessible, and deaf to hostile names.
 
-Needs Debian's chromium and chromium-driver, and from PyPI selenium and axe-core-python. Where one of them is missing the
-tests are skipped; with SPIRITLEVEL_REQUIRE_BROWSER=1 they fail instead.
+What it needs is told in `pages.py`.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_report_figures import contrast
-from test_report_page import HOSTILE, hostile_report
+from test_report_page import hostile_report
 
+from pages import HOSTILE, requests, started_browser, visit  # noqa: F401
 from report_samples import RECORDS, demo_reports, sample_report
 from spiritlevel.show.page import report_fragment, report_page
 
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-)  # fmt: skip
 PAGES = ("demo", "single", "hostile", "fragment")
 KEYS = {"enter": "\ue007", "space": "\ue00d"}
-
-
-def _missing() -> str:
-    programs = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    packages = [name for name in ("selenium", "axe_core_python") if importlib.util.find_spec(name) is None]
-    return ", ".join(programs + packages)
 
 
 @pytest.fixture(scope="module")
@@ -54,43 +38,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, source in sources.items():
         (folder / f"{name}.html").write_text(source, encoding="utf-8")
     return {name: (folder / f"{name}.html").as_uri() for name in sources}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if missing := _missing():
-        if os.environ.get("SPIRITLEVEL_REQUIRE_BROWSER") == "1":
-            pytest.fail(f"a browser is required here, and there is no {missing}")
-        pytest.skip(f"no {missing}")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(shutil.which("chromium"))
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
-    driver.set_page_load_timeout(30)
-    yield driver
-    driver.quit()
-
-
-def visit(browser: Any, address: str, width: int = 1280, scheme: str = "light", media: str = "screen") -> None:
-    """Open a page on a screen of that width for a reader who prefers that scheme."""
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
-    screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    browser.get_log("browser"), browser.get_log("performance")
-    browser.get(address)
-
-
-def requests(browser: Any) -> list[str]:
-    """The addresses asked for since the last visit, the page itself left out."""
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    return [url for url in sent if not url.startswith(("file:", "data:,"))]
 
 
 def column(browser: Any, index: int) -> list[str]:

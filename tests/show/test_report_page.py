@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import spiritlevel.show.page as page_module
+from pages import HOSTILE, Outline
 from report_samples import LAYERS, RECORDS, demo_reports, only, sample_report
 from spiritlevel.measuring.registry import list_measures
 from spiritlevel.measuring.report import Report
@@ -23,28 +23,6 @@ from spiritlevel.show.numbers import Numbers, value_and_error
 from spiritlevel.show.page import render_page, report_fragment, report_page
 from spiritlevel.show.sections import Section
 from spiritlevel.show.tables import render, report_table
-
-HOSTILE = ('<img src=x onerror=alert(1)>', '</script><script>alert(2)</script>', '"><svg onload=alert(3)>', "{{ 7*7 }}",
-           "javascript:alert(4)", "</style><b>", "--><i>", "a\x00b\x1bc\u202e")  # fmt: skip
-
-
-class Outline(HTMLParser):
-    """Elements with their attributes, and the text of the page."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def hostile_report() -> Report:

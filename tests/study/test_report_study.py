@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from test_report_browser import browser, requests, visit  # noqa: F401
-from test_report_page import HOSTILE, Outline
 
+from pages import HOSTILE, Outline, requests, started_browser, visit  # noqa: F401
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.correlate import answers
 from spiritlevel.study.plan import read_plan
@@ -292,7 +291,7 @@ def test_the_label_of_an_axis_is_within_its_picture(label: str, names: list[str]
 
 
 @pytest.mark.parametrize("kind", sorted(GRIDS))
-def test_in_a_browser_it_is_quiet_and_fits(browser: Any, folders: dict[str, Path], kind: str) -> None:  # noqa: F811
+def test_in_a_browser_it_is_quiet_and_fits(browser: Any, folders: dict[str, Path], kind: str) -> None:
     for width in (375, 1280):
         visit(browser, (folders[kind] / "report.html").as_uri(), width)
         browser.execute_script("document.querySelectorAll('details').forEach(details => { details.open = true })")
@@ -309,7 +308,7 @@ def test_in_a_browser_it_is_quiet_and_fits(browser: Any, folders: dict[str, Path
     ("kind", "width", "scheme"),
     [("petzka-mnist", 375, "light"), ("rangamani-mnist", 1280, "dark"), ("dinh-attack", 1280, "light")],
 )
-def test_axe_finds_nothing(browser: Any, tmp_path: Path, kind: str, width: int, scheme: str) -> None:  # noqa: F811
+def test_axe_finds_nothing(browser: Any, tmp_path: Path, kind: str, width: int, scheme: str) -> None:
     """On small studies: axe compares every element with those behind it, and a study's tables have thousands."""
     folder = fabricate(tmp_path, kind, cells=12, measures=MEASURES[:2], unfinished=kind != "dinh-attack", failed=0)
     visit(browser, write_study_report(folder).as_uri(), width, scheme)
