@@ -50,6 +50,13 @@ class Attack:
         output_change: Largest difference of outputs, relative to the largest output.
         rescaling: The member of the symmetry group that was applied.
         witness: For the ε-ball attack: the perturbation inside the ball that destroys the network.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    >>> _ = nn.init.constant_(model[0].weight, 8.0), nn.init.constant_(model[2].weight, 2.0)
+    >>> data = torch.ones(1, 1), torch.full((1, 1), 16.0)  # L = (w₂w₁ − 16)²
+    >>> attack = sharpen_ball(model, data, "mse", epsilon=0.1)
+    >>> attack.measure, attack.before, round(attack.after), round(attack.factors["0.weight"], 4)  # L(0) = 16²; 0.1 / 8
+    ('epsilon_sharpness', 0.0, 256, 0.0125)
     """
 
     model: nn.Module
@@ -82,6 +89,13 @@ def sharpen(
     it is the number of eigenvalues above `target`, counted densely for small networks and bounded from below by Ritz
     values for large ones. `after` is measured on the twin, in double precision whatever its own; where it stays below what
     was asked for, the attack is refused. Works on a copy; refuses a network without a rescaling symmetry.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    >>> _ = nn.init.constant_(model[0].weight, 8.0), nn.init.constant_(model[2].weight, 2.0)
+    >>> data = torch.ones(1, 1), torch.full((1, 1), 16.0)  # L = (w₂w₁ − 16)²
+    >>> attack = sharpen(model, data, "mse", target=1000.0)
+    >>> round(attack.before, 3), 1000 <= attack.after <= 1050  # ‖H‖ = 2(w₁² + w₂²)
+    (136.0, True)
     """
     if not (isinstance(target, int | float) and target > 0 and math.isfinite(target)):
         raise SpiritLevelError(f"target must be a positive number, got {target!r}")
@@ -104,6 +118,13 @@ def sharpen_ball(
     lower bounds of the ε-sharpness: the rise of the loss at −θ₁, which lies outside the ball before (so 0 is all that
     is claimed there) and inside it after; `witness` is that perturbation. A rise below zero shows nothing and counts as 0.
     A first layer that lies within the ball already is left as it is.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    >>> _ = nn.init.constant_(model[0].weight, 8.0), nn.init.constant_(model[2].weight, 2.0)
+    >>> data = torch.ones(1, 1), torch.full((1, 1), 16.0)  # L = (w₂w₁ − 16)²
+    >>> attack = sharpen_ball(model, data, "mse", epsilon=0.1)
+    >>> round(attack.after), round(attack.witness["0.weight"].item(), 4)  # zeroing w₁ costs 16²
+    (256, -0.1)
     """
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise SpiritLevelError(f"epsilon must be positive, got {epsilon!r}")
@@ -132,6 +153,12 @@ def flattest(model: nn.Module, data: Any, loss: str | Callable[..., Any] | Loss 
 
     The trace of D H D is Σ h·d², convex in the log-factors. Exact where the network is piecewise linear in each layer;
     elsewhere the Gauss–Newton trace is minimized. Dead channels are left alone.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    >>> _ = nn.init.constant_(model[0].weight, 8.0), nn.init.constant_(model[2].weight, 2.0)
+    >>> data = torch.ones(1, 1), torch.full((1, 1), 16.0)  # L = (w₂w₁ − 16)²
+    >>> [round(weight.item(), 4) for weight in flattest(model, data, "mse").parameters()]  # least 2(w₁² + w₂²)
+    [4.0, 4.0]
     """
     problem = _in_double(model, loss, data)
     symmetries = _symmetries(problem)

@@ -46,6 +46,12 @@ def attack(
     """Measures of T_α θ = (αθ₁, …, α⁻¹θ₂) relative to those of θ (Dinh et al. 2017, section 4 and Figure 4).
 
     layers: The two weights that are multiplied and divided by α; the first and the last layer by default. Biases follow.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    >>> _ = nn.init.constant_(model[0].weight, 1.0), nn.init.constant_(model[2].weight, 1.0)
+    >>> data, chosen = (torch.ones(2, 1), torch.ones(2, 1)), ["hessian_trace", "kappa_trace_sum"]
+    >>> attack(model, data, "mse", measures=chosen, alphas=[0.1, 1.0]).title
+    'Measures along a rescaling that changes no output'
     """
     inputs = Problem(model, loss, data).data.first.inputs
     first, second = layers or _ends_of_chain(model, inputs)
@@ -105,6 +111,9 @@ def reparametrizations(
 
     changes: (θ̂, b, a) for every panel, None for the loss as it is. axes: As many as there are panels. The dots are a
     regular grid in θ; the number at every minimum is its curvature d²L/dη².
+
+    >>> reparametrizations().title
+    'One loss, four parametrizations'
     """
     if axes is not None and len(axes) != len(changes):
         raise SpiritLevelError(f"{len(changes)} panels need as many axes, got {len(axes)}")

@@ -58,6 +58,13 @@ def audit(
         strengths: Standard deviations of the log-factors, ascending.
         seeds: One twin for every strength and seed.
         groups: Also audit every discovered group of factors by itself, as kind "group: NAME".
+
+    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    >>> _ = nn.init.constant_(model[0].weight, 2.0), nn.init.constant_(model[2].weight, 2.0)
+    >>> data = torch.ones(2, 1), torch.full((2, 1), 4.0)
+    >>> found = audit(model, data, "mse", measures=["hessian_trace", "kappa_trace_sum"], kinds=["layer"], strengths=[1.0])
+    >>> found.verdict("hessian_trace", "layer"), found.verdict("kappa_trace_sum", "layer")
+    ('moves', 'invariant')
     """
     chosen, strengths = resolve_measures(measures), sorted(set(map(float, strengths)))
     if not strengths or strengths[0] <= 0:

@@ -59,6 +59,20 @@ class Audit:
     """All findings of one audit, with the numbers behind them.
 
     `verdict(measure, kind)` and `factor(measure, kind)` answer the question; printing gives a table.
+
+    >>> import tempfile, torch, spiritlevel as sl
+    >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False))
+    >>> data = torch.ones(2, 1), torch.zeros(2, 1)
+    >>> found = sl.audit(model, data, "mse", measures=["kappa_trace_sum"], kinds=["layer"], strengths=[1.0])
+    >>> found.verdict("kappa_trace_sum", "layer"), round(found.factor("kappa_trace_sum", "layer"), 6)
+    ('invariant', 1.0)
+    >>> found.finding("kappa_trace_sum", "layer").claimed, [place for place, _ in found.series("kappa_trace_sum", "layer")]
+    (True, [0.0, 1.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found.save(f"{folder}/audit.json")
+    ...     found.to_html(f"{folder}/audit.html")
+    ...     Audit.load(f"{folder}/audit.json").findings == Audit.from_dict(found.to_dict()).findings == found.findings
+    True
     """
 
     findings: tuple[Finding, ...]

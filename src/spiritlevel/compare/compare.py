@@ -44,6 +44,21 @@ class Comparison:
     A probability says what the errors leave open: bounds are taken as uniform, standard errors as normal, the sampling
     error as Student's t. With `parts` it is about all data of the same kind, as if drawn independently of the
     networks; without, about these data only.
+
+    >>> import tempfile
+    >>> flat, sharp = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    >>> _ = nn.init.constant_(flat.weight, 1.0), nn.init.constant_(sharp.weight, 2.0)
+    >>> data, name = (torch.eye(2), torch.zeros(2, 1)), "kappa_trace_sum"
+    >>> found = compare({"flat": flat, "sharp": sharp}, data, "mse", measures=[name], sampling=False)
+    >>> found.ranking(name), found.probability(name, "flat", "sharp"), found.verdict(name, "flat", "sharp")
+    (['flat', 'sharp'], 1.0, 1)
+    >>> found.undecidable(name), found.agreement(), len(found.statements()) > 0
+    (False, {'kappa_trace_sum': {'kappa_trace_sum': 1.0}}, True)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found.save(f"{folder}/comparison.json")
+    ...     found.to_html(f"{folder}/comparison.html")
+    >>> Comparison.from_dict(found.to_dict()).ranking(name)
+    ['flat', 'sharp']
     """
 
     reports: Mapping[str, Report]

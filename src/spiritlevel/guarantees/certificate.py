@@ -35,6 +35,18 @@ class Certificate:
         num_scales: How many scales σ were named.
         method: How they were found.
         notes: What a reader must know.
+
+    >>> import tempfile
+    >>> names = "noise", "Monte Carlo", "scales", "description", "confidence", "deviation"
+    >>> terms = {"training error": 0.125, "divergence": 0.25, **dict.fromkeys(names, 0.0)}
+    >>> found = Certificate(0.375, terms, 0.3, 0.125, 0.125, 25.0, {"weight": 25.0}, 100.0, 0.05, 1000, 10, 1, "by hand")
+    >>> found.vacuous, type(found.drawing()).__name__
+    (False, 'Drawing')
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found.save(f"{folder}/bound.json")
+    ...     found.to_html(f"{folder}/bound.html")
+    ...     Certificate.load(f"{folder}/bound.json") == Certificate.from_dict(found.to_dict()) == found
+    True
     """
 
     bound: float

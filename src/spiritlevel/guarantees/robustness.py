@@ -80,6 +80,12 @@ class Robustness:
             where all rises are within the rounding of the loss.
         matrices: Which matrices: "orthogonal", "gaussian" or "given".
         notes: What a reader must know.
+
+    >>> model, x = nn.Linear(2, 1, bias=False), torch.eye(2)
+    >>> _ = nn.init.constant_(model.weight, 5.0)
+    >>> found = feature_robustness(model, (x, torch.full((2, 1), 5.0)), "weight", 0.1, "mse", deltas=[0.1])
+    >>> round(found.mean, 4), round(found.bound, 4)  # δ²/2·‖W‖²·λ_max(H), reached: H = I
+    (0.25, 0.25)
     """
 
     layer: str

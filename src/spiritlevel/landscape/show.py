@@ -35,6 +35,10 @@ def line(
 
     source: lines from `landscape.line`, or models, for which they are computed from `data`, `loss` and `options`.
     quantity: What is drawn.
+
+    >>> data = torch.eye(2), torch.zeros(2, 1)
+    >>> type(line(nn.Linear(2, 1), data, "mse")).__name__
+    'Drawing'
     """
     lines = by_name(source, lambda model: landscape.line(model, data, loss, **options))
     values = {name: each.losses if quantity == "loss" else each.accuracies for name, each in lines.items()}
@@ -141,6 +145,10 @@ def surface(
 
     source: a surface from `landscape.surface`, or a model, for which it is computed from `data`, `loss`, `options`.
     three_d: Draw in three dimensions; axes that are passed must have that projection.
+
+    >>> data = torch.eye(2), torch.zeros(2, 1)
+    >>> surface(nn.Linear(2, 1), data, "mse").title
+    'Loss over a plane through the minimum'
     """
     found = source if isinstance(source, Surface) else landscape.surface(source, data, loss, **options)
     finite = found.losses[found.losses.isfinite()]

@@ -32,6 +32,13 @@ class Measure:
         compute: From the evidence to the value.
         options: Names and defaults of what can be configured.
         costly: Left out of the default set.
+
+    >>> scaled = Measure(
+    ...     "scaled_trace", "dinh2017", "the trace times a constant", "c · Tr H", frozenset(), options={"c": 1.0},
+    ...     compute=lambda measure, evidence: Value(measure.name, measure.options["c"], 0.0, True, True, "by hand"),
+    ... )
+    >>> scaled.configured(c=3.0).options
+    {'c': 3.0}
     """
 
     name: str

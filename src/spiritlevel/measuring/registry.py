@@ -18,12 +18,20 @@ def register(measures: Iterable[Measure]) -> None:
 
 
 def list_measures() -> list[Measure]:
-    """Every measure as a record with `name`, `paper`, `summary`, `formula`, `invariant_under` and `options`."""
+    """Every measure as a record with `name`, `paper`, `summary`, `formula`, `invariant_under` and `options`.
+
+    >>> [measure.formula for measure in list_measures() if measure.paper == "liang2019"]
+    ['Σ_i θ_i² · (1/N) Σ_n (∂ℓ_n/∂θ_i)²']
+    """
     return list(ALL.values())
 
 
 def get_measure(name: str, **options: Any) -> Measure:
-    """A measure by name, configured: `get_measure("epsilon_sharpness", epsilon=5e-4)`."""
+    """A measure by name, configured: `get_measure("epsilon_sharpness", epsilon=5e-4)`.
+
+    >>> get_measure("epsilon_sharpness", epsilon=5e-4).options
+    {'epsilon': 0.0005}
+    """
     if name not in ALL:
         near = suggest(name, ALL) or "."
         raise SpiritLevelError(

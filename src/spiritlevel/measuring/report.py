@@ -21,6 +21,17 @@ class Report:
 
     `report[name]` is a `Value`; iteration goes over names in the order asked for. Printing gives a table. `interrupted`
     says whether Ctrl-C ended the measurement early; the first note then names what is missing.
+
+
+    >>> import tempfile
+    >>> report = Report({"hessian_trace": Value("hessian_trace", 2.0, 0.0, True, True, "exact sweep")}, 0.5, Cost(), {}, {})
+    >>> float(report["hessian_trace"]), list(report), report.interrupted
+    (2.0, ['hessian_trace'], False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report.save(f"{folder}/report.json")
+    ...     report.to_html(f"{folder}/report.html")
+    ...     Report.load(f"{folder}/report.json") == Report.from_dict(report.to_dict()) == report.without_witnesses()
+    True
     """
 
     values: Mapping[str, Value]

@@ -38,6 +38,10 @@ class Value:
             "standard error": one, from random probes. "sampling": one, of a random subset of the data. "lower bound": the
             precision of a search for a maximum, which may be larger. "none": the measure is not defined here. Where it
             is not given, "exact" or "standard error" as `exact` says.
+
+    >>> trace = Value("hessian_trace", 2.0, 0.25, False, True, "random probes of the Hessian")
+    >>> print(trace, float(trace), trace.available)
+    2 ± 0.2 2.0 True
     """
 
     name: str
@@ -105,6 +109,9 @@ class Cost:
         gradients: Gradients over all the data (those of the sharpness maxima are the bulk).
         seconds: Wall-clock time.
         peak_memory: Growth of the process's peak resident memory in bytes, or of the device's allocator.
+
+    >>> Cost(passes=3.0, products=2.0).products
+    2.0
     """
 
     passes: float = 0.0

@@ -34,6 +34,11 @@ def spectrum(
 
     source: spectra from `sl.spectrum`, or models, for which they are computed from `data`, `loss` and `options`.
     width: The smoothing, one for all; the widest default of them otherwise.
+
+    >>> import torch
+    >>> data = torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.zeros(2, 1)
+    >>> spectrum(nn.Linear(2, 1, bias=False), data, "mse").title
+    'Density of the eigenvalues'
     """
     spectra = by_name(source, lambda model: compute_spectrum(model, data, loss, **options))
     smooth = width or max(each.width for each in spectra.values())

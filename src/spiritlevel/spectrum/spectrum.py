@@ -51,6 +51,19 @@ class Spectrum:
         loss: L(θ).
         cost: What it took.
         notes: What a reader must know.
+
+    >>> import tempfile
+    >>> data = torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.zeros(2, 1)
+    >>> found = spectrum(nn.Linear(2, 1, bias=False), data, "mse")  # H = 2·(1/2)·XᵀX = diag(4, 16)
+    >>> round(found.moment(1)[0], 4), round(found.top[0].value, 4), round(found.bottom[0].value, 4)
+    (10.0, 16.0, 4.0)
+    >>> points = found.points()
+    >>> round(float(torch.trapezoid(found.density(points)[0], points)), 3)
+    1.0
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found.save(f"{folder}/spectrum.json")
+    ...     Spectrum.load(f"{folder}/spectrum.json").top == Spectrum.from_dict(found.to_dict()).top == found.top
+    True
     """
 
     operator: str

@@ -50,7 +50,13 @@ class Balance:
 
 
 def canonicalize(model: nn.Module, example_input: Any) -> nn.Module:
-    """The balanced copy of a model: the same for every member of its orbit where every channel is alive."""
+    """The balanced copy of a model: the same for every member of its orbit where every channel is alive.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    >>> _ = nn.init.constant_(model[0].weight, 8.0), nn.init.constant_(model[2].weight, 2.0)
+    >>> [weight.item() for weight in canonicalize(model, torch.ones(1, 1)).parameters()]  # 8·2 = 4·4
+    [4.0, 4.0]
+    """
     return balance(model, find_symmetries(model, example_input)).rescaling.apply(copy.deepcopy(model))
 
 

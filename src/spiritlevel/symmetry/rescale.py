@@ -19,7 +19,23 @@ TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, to
 
 @dataclass(frozen=True, eq=False)
 class Rescaling:
-    """T: θ → s(f) ∘ θ, a member of a network's group of symmetries, given by the logarithms of its factors f."""
+    """T: θ → s(f) ∘ θ, a member of a network's group of symmetries, given by the logarithms of its factors f.
+
+    >>> import spiritlevel as sl
+    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    >>> double = sl.find_symmetries(model, torch.ones(1, 1)).rescaling([2.0])
+    >>> {name: scale.item() for name, scale in double.scales().items()}  # what multiplies the weights
+    {'0.weight': 2.0, '2.weight': 0.5}
+    >>> {name: scale.item() for name, scale in double.diagonal().items()}  # and what multiplies derivatives
+    {'0.weight': 0.5, '2.weight': 2.0}
+    >>> double.then(double).factors.item(), double.then(double.inverse()).factors.item()
+    (4.0, 1.0)
+    >>> double.transform({"0.weight": torch.ones(1, 1), "2.weight": torch.ones(1, 1)})["2.weight"].item()
+    0.5
+    >>> twin = double.apply(model)  # a copy
+    >>> torch.equal(twin[0].weight, 2 * model[0].weight), double.inverse().apply_(twin) is twin  # in place
+    (True, True)
+    """
 
     symmetries: ScaleGroup
     log_factors: Tensor

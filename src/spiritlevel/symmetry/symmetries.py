@@ -30,6 +30,20 @@ class Symmetries(ScaleGroup):
     """All positive rescalings of a network's parameters that leave its function alone.
 
     They form a group with `dimension` independent factors f_1, …, f_d > 0. Made by `find_symmetries`.
+
+    >>> import spiritlevel as sl
+    >>> model = torch.nn.Sequential(torch.nn.Linear(1, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+    >>> symmetries = sl.find_symmetries(model, torch.ones(1, 1))
+    >>> symmetries.dimension, symmetries.of_kind("neuron").tolist()
+    (2, [True, True])
+    >>> [(part.name, part.exponent) for part in symmetries.slices(0)]  # what the first factor multiplies and divides
+    [('0.weight', 1.0), ('2.weight', -1.0)]
+    >>> symmetries.rescaling([2.0, 4.0]).scales()["2.weight"].tolist()
+    [[0.5, 0.25]]
+    >>> symmetries.log_scales(torch.tensor([1.0, 3.0]))["2.weight"].tolist()
+    [[-1.0, -3.0]]
+    >>> symmetries.sample(strength=0.5, seed=0).apply(model) is model, symmetries.describe().splitlines()[0]
+    (False, '2 independent scale factors in 1 groups')
     """
 
     @cached_property
