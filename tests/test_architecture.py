@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "spiritlevel"
 LONGEST = 450
 
-# Every floor may import itself and the floors above it in this table. Rooms of one floor may import each other,
-# but not in a circle.
+# The ground floor first. Every floor may import itself and the floors listed before it; rooms of one floor may import each
+# other, but not in a circle.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("_version", "errors", "saved", "presenting"),
     ("network",),
@@ -167,6 +167,18 @@ def test_imports_point_one_way():
         "these imports point up the house. Move what is needed down, or let what is above register itself "
         "(`presenting` for views, `measuring.registry` for measures):\n" + "\n".join(map(str, wrong))
     )
+
+
+def test_the_house_is_drawn_as_it_is():
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    drawn = [line.split("|")[1:3] for line in text.splitlines() if re.match(r"\| \d", line)]
+    found = [(each, int(number)) for number, rooms in drawn for each in re.findall(r"`(\w+)/?`", rooms)]
+    built = {room(module) for module in modules()} - {"_version"}
+    floors = [present for line in FLOORS if (present := [each for each in line if each in built])]
+    assert found == [(each, number) for number, line in enumerate(floors) for each in line]
+    named = re.findall(r"`([\w/]+\.py)`", text.partition("## The walk of one `measure`")[2])
+    gone = [path for path in named if not (ROOT / "src" / PACKAGE / path).is_file()]
+    assert not gone, f"docs/architecture.md walks through files that do not exist: {gone}"
 
 
 def test_no_circle_between_rooms():

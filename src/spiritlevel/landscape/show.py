@@ -37,7 +37,7 @@ def line(
     quantity: What is drawn.
 
     >>> data = torch.eye(2), torch.zeros(2, 1)
-    >>> type(line(nn.Linear(2, 1), data, "mse")).__name__
+    >>> type(line(nn.Linear(2, 1), data, "mse", points=5)).__name__
     'Drawing'
     """
     lines = by_name(source, lambda model: landscape.line(model, data, loss, **options))
@@ -147,7 +147,7 @@ def surface(
     three_d: Draw in three dimensions; axes that are passed must have that projection.
 
     >>> data = torch.eye(2), torch.zeros(2, 1)
-    >>> surface(nn.Linear(2, 1), data, "mse").title
+    >>> surface(nn.Linear(2, 1), data, "mse", points=5).title
     'Loss over a plane through the minimum'
     """
     found = source if isinstance(source, Surface) else landscape.surface(source, data, loss, **options)

@@ -22,7 +22,6 @@ class Report:
     `report[name]` is a `Value`; iteration goes over names in the order asked for. Printing gives a table. `interrupted`
     says whether Ctrl-C ended the measurement early; the first note then names what is missing.
 
-
     >>> import tempfile
     >>> report = Report({"hessian_trace": Value("hessian_trace", 2.0, 0.0, True, True, "exact sweep")}, 0.5, Cost(), {}, {})
     >>> float(report["hessian_trace"]), list(report), report.interrupted
