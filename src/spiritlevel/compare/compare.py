@@ -255,8 +255,6 @@ def _told(progress: bool | Callable[[str, float], None], name: str) -> bool | Ca
     return lambda what, passes: progress(f"{name}: {what}", passes)
 
 
-
-
 def _tau(first: Sequence[int], second: Sequence[int]) -> float:
     size = math.sqrt(sum(v * v for v in first) * sum(w * w for w in second))
     return sum(v * w for v, w in zip(first, second, strict=True)) / size if size else math.nan
