@@ -6,6 +6,7 @@ columns s_k are what is pulled back through the network.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.network.accurate import log_softmax
+from spiritlevel.network.accurate import cross_entropy, log_softmax
 from spiritlevel.network.rewrites import PlainDerivatives
 
 # The label of a position that does not count, as torch and many libraries write it.
@@ -145,18 +146,22 @@ def in_double(loss: Loss) -> Loss:
 
     A loss that brings tensors of its own in single precision is left in the precision of the outputs.
     """
-    return loss if isinstance(loss.mean, _InDouble) else replace(loss, mean=_InDouble(loss.mean))
+    if isinstance(loss.mean, _InDouble):
+        return loss
+    return replace(loss, mean=_InDouble(loss.mean, contextlib.nullcontext if loss.given is None else PlainDerivatives))
 
 
 class _InDouble:
-    """`(outputs, targets) -> mean` computed in float64, with losses whose derivatives keep their digits."""
+    """`(outputs, targets) -> mean` computed in float64; a caller's own with operations whose derivatives keep their digits."""
 
-    def __init__(self, mean: Callable[[Any, Any], Any]) -> None:
-        self._mean = mean
+    def __init__(
+        self, mean: Callable[[Any, Any], Any], around: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> None:
+        self._mean, self._around = mean, around
         self._fits = True
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
-        with PlainDerivatives():
+        with self._around():
             if not self._fits:
                 return self._mean(outputs, targets)
             try:
@@ -379,7 +384,7 @@ def _check_regression(outputs: Any, targets: Any, _first: int) -> None:
 
 def _normalized_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of f/std(f), std over the classes with 1/K: blind to the scale and shift of the outputs."""
-    return F.cross_entropy(outputs / outputs.std(1, correction=0, keepdim=True), targets)
+    return cross_entropy(outputs / outputs.std(1, correction=0, keepdim=True), targets)
 
 
 def _check_spread(outputs: Tensor, first: int) -> None:
@@ -394,7 +399,7 @@ def _check_spread(outputs: Tensor, first: int) -> None:
 
 BUILT_IN: dict[str, Loss] = {
     "cross_entropy": Loss(
-        "cross_entropy", F.cross_entropy, curvature=_softmax_factor, check=_check_labels, count=Tensor.numel
+        "cross_entropy", cross_entropy, curvature=_softmax_factor, check=_check_labels, count=Tensor.numel
     ),
     "mse": Loss("mse", F.mse_loss, curvature=_squared_factor, check=_check_regression, count=Tensor.numel),
     "normalized_cross_entropy": Loss(
