@@ -34,7 +34,8 @@ class _Precision:
     tiny: float
 
 
-DOUBLE = _Precision(torch.float64, (1e-5, 1e-4, 1e-3, 1e-6), 1e-3, 1e-11)
+# Short steps for networks that a rescaling has made steep, where longer ones cross many kinks.
+DOUBLE = _Precision(torch.float64, (1e-5, 1e-4, 1e-3, 1e-6, 1e-7, 1e-8), 1e-3, 1e-11)
 SINGLE = _Precision(torch.float32, (3e-3, 1e-2, 1e-3), 0.1, 1e-6)
 
 
