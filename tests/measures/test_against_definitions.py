@@ -75,7 +75,7 @@ def test_what_is_estimated_lies_within_its_error(case, only_probes):
         value, wanted = report[name], truth.values[name]
         concerned = {"hessian_trace": case.estimated_vectors}.get(name, False) or case.estimated
         assert value.exact == (not concerned)
-        if value.exact or value.error == 0:  # nothing estimated, or a maximum that an exact layer attains
+        if value.error <= 1e-11 * abs(wanted):  # nothing estimated, or a maximum that an exact layer attains
             assert value.value == pytest.approx(wanted, rel=1e-8)
             continue
         assert not value.converged
@@ -94,7 +94,8 @@ def test_the_layers_that_can_be_exact_are_exact_in_an_estimated_network(case, on
     truth = expected(case.name)
     report = sl.measure(model, (x, y), case.loss, measures=["kappa_trace_sum", "rho_sum", "rho_row_sum"])
     for value in report.values.values():
-        assert value.exact or set(value.layer_errors) == case.estimated
+        noisy = {layer for layer, error in value.layer_errors.items() if error > 1e-11 * abs(value.layers[layer])}
+        assert noisy <= case.estimated
         for layer in set(case.layers) - case.estimated:
             assert value.layers[layer] == pytest.approx(truth.layers[value.name][layer], rel=1e-8)
 

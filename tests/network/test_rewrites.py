@@ -96,7 +96,7 @@ def test_a_network_without_rewritten_operations_runs_without_looking_for_them():
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_weights_are_layers(kind):
+def test_recurrent_weights_are_layers(kind, only_probes):
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()

@@ -85,7 +85,7 @@ class HessianProducts:
         problem.check_derivatives()
         self._ways = Ways(problem, objective, self.flat)
         chosen = choose_method(self._ways) if method is None else Chosen(method)
-        self.method, self.notes = chosen.method, list(chosen.notes)
+        self.method, self.notes, self.relative_error = chosen.method, list(chosen.notes), chosen.relative_error
         copies = GRAPH_COPIES * self.flat.size * problem.parameters_like().element_size()
         self._budget = max(min(GRAPH_BUDGET, _memory(problem.device) // 8), copies) if budget is None else budget
         self._chunk_size = problem.part_chunk_size()

@@ -121,7 +121,8 @@ class SpectralBall:
         parts: tuple[Tensor, ...] = torch.linalg.svd(slope.reshape(self._mixing.shape), full_matrices=False)
         return (parts[0] @ parts[2]).reshape(-1)
 
-    def starts(self, generator: torch.Generator) -> list[Tensor]:
-        random = orthogonal(self._mixing.shape, generator).to(self._mixing.weight).reshape(-1)
-        chosen = [self.furthest(self.slope(axis)) for axis in self._axes]
-        return [sign * start for start in (*chosen, random) for sign in (1, -1)]
+    def starts(self) -> list[Tensor]:
+        return [self.slope(axis) for axis in self._axes]
+
+    def random_slope(self, generator: torch.Generator) -> Tensor:
+        return orthogonal(self._mixing.shape, generator).to(self._mixing.weight).reshape(-1)

@@ -246,6 +246,11 @@ class Evidence:
             yield Statistics(self.statistics.layers, self.statistics.weights, **arrays)
 
     @property
+    def probes_relative_error(self) -> float:
+        """What differences of gradients leave in probed blocks, where products are made of them."""
+        return self.products.relative_error if self.sources.whole else 0.0
+
+    @property
     def comparable(self) -> bool:
         """Whether the network runs in another precision, so that what rounding does can be seen."""
         return self._shifts is not None
@@ -344,7 +349,11 @@ class Evidence:
         split = self.products.flat.to_dict
         vectors = [split(scaling() * pair.vector) for (scaling, _), pair in zip(wanted, pairs, strict=True)]
         errors = rounding_errors(self.problem, lambda batch: self.products.forms(batch, vectors), self.products.order)
-        pairs = [widened(pair, error, self.tolerance) for pair, error in zip(pairs, errors, strict=True)]
+        relative = self.products.relative_error
+        pairs = [
+            widened(pair, error + relative * abs(pair.value), self.tolerance)
+            for pair, error in zip(pairs, errors, strict=True)
+        ]
         return dict(zip(self.needs.operators, pairs, strict=True))
 
     @cached_property
@@ -377,7 +386,7 @@ class Evidence:
         if others:
             starts = {name: start[name] for name in others}
             pairs = block_eigenpairs(self._block_products, None, shapes, starts, self.tolerance)
-            found |= self._widened(pairs, self._block_forms, self.products.order)
+            found |= self._widened(pairs, self._block_forms, self.products.order, self.products.relative_error)
         self.layer_products, self.layer_method = math.ceil(self.problem.work.products - before), " and ".join(made)
         return {name: found[name] for name in self.anatomy.layers}
 
@@ -386,12 +395,13 @@ class Evidence:
         pairs: Mapping[str, Eigenpair],
         forms: Callable[[Batch, Mapping[str, Tensor]], list[float]],
         order: float = 1.0,
+        relative: float = 0.0,
     ) -> dict[str, Eigenpair]:
         """Eigenpairs of blocks with what rounding did in their errors."""
         vectors = {name: pair.vector.view(self.problem.parameters[name].shape) for name, pair in pairs.items()}
         errors = rounding_errors(self.problem, lambda batch: forms(batch, vectors), order)
         return {
-            name: widened(pair, error, self.tolerance)
+            name: widened(pair, error + relative * abs(pair.value), self.tolerance)
             for (name, pair), error in zip(pairs.items(), errors, strict=True)
         }
 

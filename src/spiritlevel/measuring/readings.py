@@ -83,6 +83,7 @@ def from_statistics(
 def _rounded(reading: Reading, shifted: list[Reading], evidence: Evidence) -> Estimated:
     """An exact reading with the error that rounding and kinks leave in it."""
     relative = (ROUNDING if evidence.comparable else UNKNOWN) * torch.finfo(evidence.problem.dtype).eps
+    relative += evidence.probes_relative_error
     error = relative * abs(reading.value) + sum(abs(other.value - reading.value) for other in shifted)
     layers = {
         name: relative * abs(value) + sum(abs(other.layers[name] - value) for other in shifted)

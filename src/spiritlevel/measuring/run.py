@@ -92,8 +92,8 @@ def measure(
     )
     with reporting(progress) as reporter, current_ranks(distributed).together():
         if samples is None:
-            given = read_data(model, data, fix_data=fix_data)
-            return _in_range(functools.partial(_problem, model, given, plan, parameters), dtype, plan, reporter)
+            build = functools.partial(_problem, model, data, plan, parameters, fix_data=fix_data)
+            return _in_range(build, dtype, plan, reporter)
         return _on_a_subset(
             model, read_data(model, data, fix_data=fix_data), samples, parameters, dtype, plan, reporter
         )
@@ -112,9 +112,22 @@ class _Plan:
 
 
 def _problem(
-    model: nn.Module, data: Data, plan: _Plan, parameters: list[str] | None, dtype: torch.dtype | None
+    model: nn.Module,
+    data: Any,
+    plan: _Plan,
+    parameters: list[str] | None,
+    dtype: torch.dtype | None,
+    fix_data: bool = False,
 ) -> Problem:
-    return Problem(model, plan.loss, data, parameters=parameters, dtype=dtype, distributed=plan.distributed)
+    return Problem(
+        model,
+        plan.loss,
+        data,
+        parameters=parameters,
+        dtype=dtype,
+        fix_data=fix_data,
+        distributed=plan.distributed,
+    )
 
 
 def _in_range(

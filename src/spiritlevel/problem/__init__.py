@@ -16,7 +16,7 @@ What the engine uses: chunks of the data with their weights in the mean, and the
 4.0 4.0 True
 8.0 16.0 True
 >>> first = problem.first_chunk()
->>> problem.slopes(problem.chunk_outputs(w, first), first).flatten().tolist()  # 2(w·x − y)
+>>> problem.slopes(problem.chunk_outputs(w, first), first)[1].flatten().tolist()  # 2(w·x − y)
 [4.0, 8.0]
 >>> problem.part_chunk_size(), problem.parameters_like().dtype, list(problem.leaves()), len(problem.known_storages())
 (64, torch.float32, ['weight'], 1)

@@ -21,7 +21,7 @@ from spiritlevel.problem.batches import Batch, join
 from spiritlevel.problem.contract import Checked
 
 # How many samples are kept as the heaviest, and of those near a kink: a fiftieth of all, within these bounds.
-FEWEST_HEAVY, MOST_HEAVY = 16, 128
+FEWEST_HEAVY, MOST_HEAVY = 48, 128
 # Operations with a kink at zero, and how near to it counts as on either side, in units of rounding of the layer's values.
 KINKED = frozenset(["relu", "relu6", "leaky_relu", "rrelu", "prelu", "abs"])
 NEAR = 16
