@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Figures:
             self.findings.append(f"{outcome}\n    {subject!r}")
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False), encoding="utf-8")
+        path.write_text(json.dumps(vars(self), indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def draw(strategy: st.SearchStrategy[Any], count: int, start: int, use: Callable[[Any], None]) -> None:

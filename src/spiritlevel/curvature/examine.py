@@ -87,6 +87,8 @@ def _misread(problem: Problem, anatomy: Anatomy, batch: Batch) -> set[str]:
     with torch.enable_grad():
         for n in range(len(batch)):
             mixed = (problem.outputs(leaves, batch[n : n + 1]) * column[n : n + 1]).sum()
+            if not mixed.requires_grad:
+                continue
             parts = torch.autograd.grad(mixed, list(leaves.values()), allow_unused=True)
             for name, part in zip(leaves, parts, strict=True):
                 if part is not None:

@@ -94,7 +94,7 @@ def _agree(found: list[Tensor], expected: list[Tensor], tolerance: float, noise:
         return False
     floor = noise + 1e-2 * tolerance * size
     return all(
-        distance([mine], [other]) <= 0.1 * distance([other]) + floor
+        distance([mine], [other]) <= 20 * tolerance * distance([other]) + floor
         for mine, other in zip(found, expected, strict=True)
     )
 

@@ -104,6 +104,8 @@ class Tap(ParameterMode):
             elif linear.kind == "dense" and phi.dim() == 2:
                 alias = phi.detach().requires_grad_()
         result: Tensor = linear.rebuild(alias)
+        if not result.requires_grad:  # nothing is recorded here
+            return result
         phi_edge = get_gradient_edge(alias) if alias.requires_grad and alias is not phi else None
         self.linear.append(
             LinearUse(
@@ -124,7 +126,7 @@ class Tap(ParameterMode):
             leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, Tensor) and self.name_of(leaf) is not None
         ]
         result = function(*args, **kwargs)
-        if name not in VECTOR_RULES or not used or not isinstance(result, Tensor) or not result.is_floating_point():
+        if name not in VECTOR_RULES or not used or not isinstance(result, Tensor) or not result.requires_grad:
             return result
         axes = {str(self.name_of(leaf)): self._next_axis(str(self.name_of(leaf))) for leaf in used}
         for parameter, axis in axes.items():

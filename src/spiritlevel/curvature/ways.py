@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -78,7 +78,9 @@ class Ways:
         with torch.enable_grad(), CheapConvolutions():
             value = self.objective(self.problem, leaves, batch)
             found = list(leaves.values())
-            return pull_back(edges_of(gradients_of(value, found, create_graph=True)), found, direction)
+            gradient = gradients_of(value, found, create_graph=True)
+            _refuse_dead_ends(gradient)
+            return pull_back(edges_of(gradient), found, direction)
 
     def forward_over_reverse(self, parameters: Parameters, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
         names = self.flat.names
@@ -106,6 +108,24 @@ class Ways:
             moved = [value + sign * step * part for value, part in zip(values, parts, strict=True)]
             sides.append(self.gradient(dict(zip(self.flat.names, moved, strict=True)), chunk))
         return [(plus - minus) / (2 * step) for plus, minus in zip(*sides, strict=True)]
+
+
+def _refuse_dead_ends(gradient: list[Tensor]) -> None:
+    """Raise where an operation cannot be differentiated again.
+
+    torch marks it (`once_differentiable`) by a node that raises when it is reached. It leads to no
+    parameter, so it never is: its part of the product would be missing without a word.
+    """
+    waiting: list[Any] = [part.grad_fn for part in gradient]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "torch::autograd::Error":
+            raise RuntimeError("an operation of the network is marked as differentiable only once")
+        waiting.extend(following for following, _ in node.next_functions)
 
 
 def _reach(values: list[Tensor], parts: list[Tensor]) -> float:

@@ -22,6 +22,8 @@ from spiritlevel.measuring.value import Value
 
 # The least that rounding leaves in an exact value, in units of the precision.
 ROUNDING = 4
+# The same for blocks that are made of products.
+FORMED = 1024
 NO_LAYERS = "no trainable parameter serves as the matrix of a linear map, so there are no layers to measure"
 
 
@@ -64,7 +66,7 @@ def from_statistics(
         return Value(
             name=measure.name,
             value=found.value,
-            error=found.error,
+            error=found.error + torch.finfo(evidence.problem.dtype).tiny,  # less cannot be told from zero
             exact=not noisy,
             converged=found.error <= evidence.tolerance * abs(found.value),
             method=_method(evidence, not noisy),
@@ -83,7 +85,8 @@ def from_statistics(
 def _rounded(reading: Reading, shifted: list[Reading], evidence: Evidence) -> Estimated:
     """An exact reading with the error that rounding and kinks leave in it."""
     relative = (ROUNDING if evidence.comparable else UNKNOWN) * torch.finfo(evidence.problem.dtype).eps
-    relative += evidence.probes_relative_error
+    if evidence.estimates.found:  # what is made of products is not compared with another precision
+        relative += evidence.probes_relative_error + FORMED * torch.finfo(evidence.problem.dtype).eps
     error = relative * abs(reading.value) + sum(abs(other.value - reading.value) for other in shifted)
     layers = {
         name: relative * abs(value) + sum(abs(other.layers[name] - value) for other in shifted)

@@ -163,11 +163,23 @@ def _check(problem: Checked, batch: Batch, precision: _Precision) -> None:
         wrong = next(filter(None, (turn.disagreement(felt) for turn in turns)), None) if felt else None
         cut = trial.disagreement(unfelt) if unfelt else None
         if wrong is None and cut is None:
+            _refuse_a_loss_without_a_way(problem, batch)
             return
     assert trial is not None
     if cut is not None:
         _refuse_cut(trial)
     _refuse_wrong(trial, wrong or (0.0, 0.0))
+
+
+def _refuse_a_loss_without_a_way(problem: Checked, batch: Batch) -> None:
+    """Refuse a loss of which autograd knows no way to any parameter; whether it moves with them may be too little to tell."""
+    with torch.enable_grad():
+        if problem.chunk_loss(problem.leaves(), batch).requires_grad:
+            return
+    raise SpiritLevelError(
+        "autograd records no way from the measured parameters to the loss, so that every derivative would be zero. Likely "
+        "cause: torch.no_grad() or inference_mode() around the network, or detach(), .data, item() or float() on the way"
+    )
 
 
 def _refuse_cut(trial: _Trial) -> None:
