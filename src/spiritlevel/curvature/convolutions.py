@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from spiritlevel.network.layers import bound_arguments, function_name, repeated
+from spiritlevel.network.modes import Mode
 from spiritlevel.network.operations import CONVOLUTIONS
 
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
-class CheapConvolutions(TorchFunctionMode):
+class CheapConvolutions(Mode):
     """While a network runs, convolutions are replaced by ones that are cheap to differentiate twice."""
 
     def __torch_function__(

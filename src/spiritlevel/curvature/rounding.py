@@ -81,7 +81,7 @@ def array_shifts(problem: Problem, compute: Callable[[Batch], Arrays]) -> list[A
     share = MARGIN * share_of_rounding(problem)
     with problem.undisturbed():
         for samples, groups in ((problem.survey.heavy, GROUPS if size <= MANY else 1), (problem.survey.near, 1)):
-            for batch in samples.groups(groups):
+            for batch in samples.groups(groups, problem.chunk_size):
                 pair = in_both(problem, batch, compute)
                 if pair is None:
                     return None
@@ -113,7 +113,7 @@ def _differences(
     """Σ over groups of |difference|, scaled from these samples to all of their kind; None where there is no comparing."""
     totals: list[float] = []
     with problem.undisturbed():
-        for batch in samples.groups(groups):
+        for batch in samples.groups(groups, problem.chunk_size):
             pair = in_both(problem, batch, compute)
             if pair is None or not all(map(math.isfinite, (*pair[0], *pair[1]))):
                 return None

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from spiritlevel.network.modes import Mode
 from spiritlevel.network.operations import COMPOSITE, CONVOLUTIONS, SYNONYMS, TRANSPOSED
 
 Function = Callable[..., Any]
@@ -96,7 +96,7 @@ def as_written(
     return function, args, kwargs
 
 
-class ParameterMode(TorchFunctionMode, ABC):
+class ParameterMode(Mode, ABC):
     """Knows which tensors are parameters (or their transposes) while a network runs.
 
     `path` is the sequence of operations that ran: it tells a network that takes another branch for other samples.

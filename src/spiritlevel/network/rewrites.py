@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.network import accurate
 from spiritlevel.network.layers import as_written, bound_arguments, function_name
+from spiritlevel.network.modes import Mode
 
 # Casts by name; any other operation may name a precision as an argument.
 CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
 LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
-class PlainDerivatives(TorchFunctionMode):
+class PlainDerivatives(Mode):
     """While a network runs, the operations in `REWRITES`, lookups and casts to a lower precision are replaced.
 
     `used` collects the names of those that were; `needed` says whether anything was.
@@ -45,7 +45,7 @@ class PlainDerivatives(TorchFunctionMode):
 
     def __enter__(self) -> PlainDerivatives:
         self._padded = []
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __torch_function__(

@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
+from spiritlevel.network.modes import depth, drop_above
+
 # A name in a module or class, and what stands for it meanwhile.
 Patch = tuple[Any, str, Any]
 
@@ -110,7 +112,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     The fused attention kernels and the fast path of transformers have no second derivative; autocast, which a caller may
     still have on from training or use in the network, would round every activation.
     """
-    before = _State(model)
+    before, modes = _State(model), depth()
     try:
         try:
             with ExitStack() as quiet:
@@ -126,6 +128,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                     module.training = False
                 yield
         finally:
+            drop_above(modes)
             before.put_back()
     finally:
         before.put_back()  # an interruption may have cut the first short

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.network.modes import Mode
 
 # What a module looks up by name and may change while it runs: always tables of the stand-in's own.
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -184,7 +184,7 @@ def remembered(module: nn.Module) -> dict[str, Tensor]:
 # --- does anything reach the caller's own tensors? -------------------------------------------------------------------
 
 
-class Watch(TorchFunctionMode):
+class Watch(Mode):
     """Records which of these tensors are read while it is active. Asking for a shape or a precision is no reading."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

@@ -59,11 +59,12 @@ class Heavy:
         held = float(self.masses.sum())
         return self.total / held if held > 0 else 1.0
 
-    def groups(self, count: int) -> list[Batch]:
-        """The samples in so many groups, each with heavy and light ones."""
+    def groups(self, count: int, most: int) -> list[Batch]:
+        """The samples in so many groups, more where one would have more than `most`, each with heavy and light ones."""
         if self.batch is None:
             return []
         size = len(self.batch)
+        count = max(count, -(-size // most))
         return [self.batch[torch.arange(start, size, count)] for start in range(min(count, size))]
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spiritlevel.errors import TracingError
+from spiritlevel.network.modes import Mode
 from spiritlevel.symmetry import scales as sc
 from spiritlevel.symmetry.scales import Leaf, Scale
 from spiritlevel.symmetry.variables import Variables
@@ -255,7 +255,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.variables.fix(ids)
 
 
-class NumberGuard(TorchFunctionMode):
+class NumberGuard(Mode):
     """Refuses the ways out of torch that no dispatch mode sees: `tolist`, `numpy` and numpy's own conversion."""
 
     def __init__(self, recorder: Recorder) -> None:
