@@ -15,6 +15,7 @@ from spiritlevel import cli
 from spiritlevel.curvature import hessian, statistics
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring import run
+from spiritlevel.problem.quiet import undisturbed
 from spiritlevel.subjects.checkpoint import save_checkpoint
 from spiritlevel.subjects.networks import build_model
 
@@ -132,6 +133,40 @@ def test_ctrl_c_at_any_bytecode_leaves_the_model_as_it_was(subject, inside) -> N
         assert all(module.training for module in model.modules())
     assert torch.amp.autocast_mode.autocast.__enter__ is patched
     assert problem.loss() == wanted
+
+
+class CutShort:
+    """Raises KeyboardInterrupt where the first block that `undisturbed` guards is left, before it can put anything back."""
+
+    def __init__(self) -> None:
+        self.struck = False
+
+    def __call__(self, frame, event, arg):
+        left = frame.f_code.co_name == "__exit__" and getattr(frame.f_locals.get("self"), "gen", None)
+        if left and left.__name__ == "undisturbed" and not self.struck:
+            self.struck = True
+            raise KeyboardInterrupt
+
+
+def test_a_block_that_was_cut_short_changes_nothing_when_its_traceback_is_forgotten() -> None:
+    """If it did, autocast would be without effect and the model in eval mode from then on."""
+    model, autocast = nn.Linear(2, 2), torch.amp.autocast_mode.autocast
+    entering, before, kept = autocast.__enter__, sys.gettrace(), []
+    with undisturbed(model):
+        sys.settrace(CutShort())
+        try:
+            with undisturbed(model):
+                pass
+        except KeyboardInterrupt as struck:
+            kept.append(struck)
+        finally:
+            sys.settrace(before)
+    assert len(kept) == 1
+    assert autocast.__enter__ is entering
+    model.train()
+    kept.clear()
+    assert autocast.__enter__ is entering
+    assert model.training
 
 
 def test_ctrl_c_at_any_time_leaves_the_model_as_it_was(subject) -> None:

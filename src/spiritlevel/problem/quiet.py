@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -61,8 +62,22 @@ def _patches() -> list[Patch]:
     return [patch for patch in wanted if hasattr(patch[0], patch[1])]
 
 
+class _Open(threading.local):
+    """The states that are to be put back in this thread, the outermost first."""
+
+    def __init__(self) -> None:
+        self.states: list[_State] = []
+
+
 class _State:
-    """All that a run may change: modes and tables of the modules, random states, names that are patched."""
+    """All that a run may change: modes and tables of the modules, random states, names that are patched.
+
+    Ctrl-C may strike as a block is left, before the block can put anything back. Then the block around it does, and the
+    one that was cut short must not do so later, when its traceback is forgotten and Python closes it: it would put back
+    what was true inside the other.
+    """
+
+    _open = _Open()
 
     def __init__(self, model: nn.Module) -> None:
         self._tables, self._entries = _tables(model)
@@ -73,11 +88,12 @@ class _State:
         self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices]
         self._fast = torch.backends.mha.get_fastpath_enabled()
         self._patched = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches()]
-        self._back = False
+        self._open.states.append(self)
 
     def put_back(self) -> None:
         """Once; called again, it does what an interruption has cut short."""
-        if self._back:
+        states = self._open.states
+        if self not in states:
             return
         deque(map(dict.update, self._tables, self._entries), maxlen=0)  # one step, which Ctrl-C cannot divide
         for module, training in self._compiled:
@@ -90,7 +106,7 @@ class _State:
         torch.set_rng_state(self._torch)
         for device, state in self._cuda:
             torch.cuda.set_rng_state(state, device)
-        self._back = True
+        del states[states.index(self) :]
 
 
 def _tables(model: nn.Module) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
