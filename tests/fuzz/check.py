@@ -7,7 +7,7 @@ A number is wrong where it lies further from the definition than what its report
 - estimated: 5 · error + rounding, and two of five other seeds as well, or the mean of all six (their error being
   that of a mean)
 
-rounding = `ROUNDING[precision]` times the sum of the absolute values of the terms the number is made of, and ten times
+rounding = `ROUNDING` of the precision that was computed in, times the sum of the absolute values of the terms the number is made of, and ten times
 what the definition moves by when the weights move by 2⁻⁵⁰ of their size: below that it is not known itself.
 """
 
@@ -30,7 +30,7 @@ from measure_names import DEFINED
 from spiritlevel.problem import problem
 
 # 64 units of the last place in float32; in float64 the definitions themselves are not known more closely.
-ROUNDING = {torch.float32: 64 * 2.0**-23, torch.float64: 1e-11}
+ROUNDING = {"float32": 64 * 2.0**-23, "float64": 1e-11}
 OWN_ROUNDING = 10.0
 WIDTH = {"exact": 1.0, "certified": 3.0, "estimated": 5.0}
 OTHER_SEEDS = 5
@@ -127,11 +127,12 @@ def _judge(subject: Subject, built: Built, report: sl.Report) -> Outcome:
     expected = {name: truth for name, truth in expected.items() if not _unavailable(report[name])}
     if not _has_fisher(built):
         expected.pop("fisher_rao_norm", None)
-    judged = [_judged(built, report[name], truth) for name, truth in expected.items()]
+    unit = ROUNDING[report.problem["dtype"]]
+    judged = [_judged(report[name], truth, unit) for name, truth in expected.items()]
     if any(each.excess > 1 for each in judged):
         expected = _with_own_rounding(subject, expected)
-        judged = [_judged(built, report[name], truth) for name, truth in expected.items()]
-    judged = [*_after_other_seeds(subject, judged, expected, ROUNDING[built.precision]), _judged_loss(built, report, q)]
+        judged = [_judged(report[name], truth, unit) for name, truth in expected.items()]
+    judged = [*_after_other_seeds(subject, judged, expected, unit), _judged_loss(built, report, q, unit)]
     wrong = any(each.excess > 1 for each in judged)
     return Outcome("wrong" if wrong else "right", tuple(judged), unavailable=tuple(unavailable))
 
@@ -165,9 +166,9 @@ def _has_fisher(built: Built) -> bool:
     return not built.terms.penalty and bool((built.terms.weights(built.targets) == 1).all())
 
 
-def _judged(built: Built, value: sl.Value, truth: Truth) -> Judged:
+def _judged(value: sl.Value, truth: Truth, unit: float) -> Judged:
     kind = "exact" if value.exact else "certified" if value.certified else "estimated"
-    return _compared(value.name, kind, value, truth, allowance(value.name, truth, ROUNDING[built.precision]))
+    return _compared(value.name, kind, value, truth, allowance(value.name, truth, unit))
 
 
 def allowance(measure: str, truth: Truth, unit: float) -> float:
@@ -218,7 +219,7 @@ def _repeated(first: Judged, others: list[sl.Value], expected: Mapping[str, Trut
     return bool(outside[1:].sum() >= 2 or abs(values.mean() - truth.value) > pooled)
 
 
-def _judged_loss(built: Built, report: sl.Report, q: Quantities) -> Judged:
+def _judged_loss(built: Built, report: sl.Report, q: Quantities, unit: float) -> Judged:
     """The loss carries no error: rounding of the outputs is what it may be off by."""
     with torch.no_grad():
         size = float(built.honest(built.inputs).abs().max())
@@ -226,7 +227,7 @@ def _judged_loss(built: Built, report: sl.Report, q: Quantities) -> Judged:
             size = max(size, float(built.targets.abs().max()))
     scale = max(abs(q.loss), size, size**2 if built.terms.labels in ("numbers", "scalars") else 0.0)
     value = replace(next(iter(report.values.values())), value=report.loss, error=0.0)
-    return _compared("loss", "exact", value, Truth(q.loss, scale), ROUNDING[built.precision] * scale)
+    return _compared("loss", "exact", value, Truth(q.loss, scale), unit * scale)
 
 
 # --- the caller's model ----------------------------------------------------------------------------------------------

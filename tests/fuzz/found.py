@@ -60,6 +60,12 @@ FOUND: dict[str, Subject] = {
         precision="bfloat16",
         options=_only("riemannian_spectral_norm", tolerance=0.1, seed=2),
     ),
+    "curvature whose square is less than double precision holds": Subject(
+        Network(seed=38), samples=Samples("duplicates", scale=3), options=_only("kappa_sum")
+    ),
+    "a layer without neurons, a loss that calls it": Subject(
+        Network("narrow"), "whole", Samples(count=1), options=_only("rho_max")
+    ),
     "rounding of large outputs": Subject(samples=Samples(count=3, scale=3), options=_only("kappa_max")),
     "weight decay in a closure": Subject(loss="decayed closure"),
     "class weights": Subject(loss="weighted module", samples=Samples(count=24, by_class=True)),

@@ -338,9 +338,27 @@ def matrices(model: nn.Module) -> dict[str, Matrix]:
     return found
 
 
-def set_honest(model: nn.Module) -> nn.Module:
-    """Derivatives are those of the function: what hides them in the network under test is undone."""
+def reached(model: nn.Module, inputs: Tensor) -> dict[str, Matrix]:
+    """Those matrices that a sample reaches: what does not run is no layer, and has no curvature unless it decays."""
+    ran: list[nn.Module] = []
+    handles = [each.register_forward_hook(lambda module, *_: ran.append(module)) for each in model.modules()]
+    with torch.no_grad():
+        model(inputs)
+    for handle in handles:
+        handle.remove()
+    whole = nn.MultiheadAttention  # calls functions with the weights of its parts
+    running = {id(weight) for module in ran for weight in module.parameters(recurse=isinstance(module, whole))}
+    return {name: how for name, how in matrices(model).items() if id(model.get_parameter(name)) in running}
+
+
+def set_honest(model: nn.Module, penalty: float) -> nn.Module:
+    """Derivatives are those of the function: what hides them in the network under test is undone.
+
+    torch holds the row of a padding index fixed. A row that decays is not, and what it looks up moves with it.
+    """
     for module in model.modules():
         if hasattr(module, "honest"):
             module.honest = True
+        if penalty and isinstance(module, nn.Embedding):
+            module.padding_idx = None
     return model

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from dense_oracle import Matrix, smallest_sum
-from fuzz.networks import matrices
+from fuzz.networks import reached
 from fuzz.subjects import Built
 
 
@@ -64,7 +64,7 @@ def quantities(built: Built, patterns: Iterable[str] | None) -> Quantities:
         places,
         {name: tuple(p.shape) for name, p in parameters.items()},
         torch.stack(each).detach().square().mean(0).numpy(),
-        {name: matrix for name, matrix in matrices(built.honest).items() if name in parameters},
+        {name: matrix for name, matrix in reached(built.honest, built.inputs).items() if name in parameters},
         float(mean.detach()),
     )
 

@@ -43,7 +43,7 @@ class Options:
     most_probes: int = 64
     parameters: tuple[str, ...] | None = None
     samples: bool = False
-    in_double: bool = False
+    dtype: str | None = None
     chunk: int = 0
     seed: int = 0
 
@@ -74,7 +74,6 @@ class Built:
     inputs: Tensor
     targets: Tensor
     terms: FuzzLoss
-    precision: torch.dtype
 
     def free(self, patterns: Sequence[str] | None) -> list[str]:
         """The parameters that are measured."""
@@ -97,12 +96,11 @@ def build(subject: Subject) -> Built:
         _train(model, loss, inputs, targets, 10.0**-subject.trained)
     model = model.to(dtype)
     inputs, targets = _to(inputs, dtype), _to(targets, dtype)
-    honest = networks.set_honest(copy.deepcopy(model)).double()
+    honest = networks.set_honest(copy.deepcopy(model), loss.penalty).double()
     data = _passed(subject.samples, inputs, targets)
-    precision = torch.float64 if subject.options.in_double else torch.promote_types(dtype, torch.float32)
     doubled = _to(inputs, torch.float64), _to(targets, torch.float64)
     arguments = _arguments(subject.options, len(inputs))
-    return Built(model, data, loss.given(model), arguments, honest, *doubled, loss, precision)
+    return Built(model, data, loss.given(model), arguments, honest, *doubled, loss)
 
 
 def _arguments(options: Options, count: int) -> dict[str, Any]:
@@ -116,8 +114,8 @@ def _arguments(options: Options, count: int) -> dict[str, Any]:
         given["parameters"] = list(options.parameters)
     if options.samples and count > 1:
         given["samples"] = count
-    if options.in_double:
-        given["dtype"] = torch.float64
+    if options.dtype is not None:
+        given["dtype"] = DTYPES[options.dtype]
     return given
 
 
@@ -152,7 +150,7 @@ def _inputs(samples: Samples, kind: str, generator: torch.Generator) -> Tensor:
 def _targets(subject: Subject, loss: FuzzLoss, model: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
     count = len(x)
     with torch.no_grad():
-        outputs = networks.set_honest(copy.deepcopy(model))(x)
+        outputs = networks.set_honest(copy.deepcopy(model), loss.penalty)(x)
     if loss.labels == "numbers":
         return torch.randn(count, CLASSES, generator=generator, dtype=torch.float64) * 10.0**subject.samples.scale
     if loss.labels == "scalars":
@@ -181,7 +179,7 @@ def _stretch(model: nn.Module, strength: float) -> None:
 def _train(model: nn.Module, loss: FuzzLoss, x: Tensor, y: Tensor, wanted: float) -> None:
     """Scale the last layer until the mean loss is as wanted, as far as that goes."""
     with torch.no_grad():
-        outputs = networks.set_honest(copy.deepcopy(model))(x)
+        outputs = networks.set_honest(copy.deepcopy(model), loss.penalty)(x)
         weights = loss.weights(y)
 
         def mean(factor: float) -> float:
@@ -253,7 +251,7 @@ made_options = st.builds(
     most_probes=st.sampled_from((64, 8, 256)),
     parameters=_often((None,), (("*weight",), ("head.*",))),
     samples=_often((False,), (True,)),
-    in_double=st.sampled_from((False, False, False, False, True)),
+    dtype=st.sampled_from((None, None, None, "float32", "float64")),
     chunk=_often((0,), (0, 1, 3)),
     seed=st.sampled_from(range(10)),
 )

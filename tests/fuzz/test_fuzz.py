@@ -1,6 +1,7 @@
 """The small run, always the same inputs; `make fuzz` tries thousands of others. What was found once stays in `found.py`."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,11 @@ def test_the_number_within_its_error_or_a_refusal(subject: Subject) -> None:
     assert outcome.fine, f"{outcome}\n{subject!r}"
 
 
+@pytest.mark.parametrize("dtype", [None, "float32"], ids=["as measured", "in single precision"])
 @pytest.mark.parametrize("name", FOUND)
-def test_what_was_wrong_once(name: str) -> None:
-    outcome = check(FOUND[name])
+def test_what_was_wrong_once(name: str, dtype: str | None) -> None:
+    subject = FOUND[name]
+    outcome = check(replace(subject, options=replace(subject.options, dtype=dtype)))
     assert outcome.fine, outcome
 
 

@@ -164,7 +164,7 @@ def _form(
         found = products.within([{name: unit.view(weight.shape)} for unit in some])
         images += [image[name].reshape(-1).double() for image in found]
     estimates.products += len(units)
-    block = torch.stack(images)
+    block = torch.stack(images) if images else weight.new_zeros(0, 0, dtype=torch.float64)
     for kind in kinds:
         exact = block.diagonal().reshape(weight.shape) if kind == DIAGONAL else _forms(kind, block, weight, layer)
         estimates.found.setdefault(kind, {})[name] = Probed(exact.unsqueeze(0))
@@ -177,7 +177,7 @@ def _forms(kind: str, block: Tensor, weight: Tensor, layer: Layer | None) -> Ten
     w = weight.reshape(-1).double()
     same = owner.unsqueeze(1) == owner
     shares = w * ((block * same) @ w)
-    return w.new_zeros(int(owner.max()) + 1).index_add_(0, owner, shares)
+    return w.new_zeros(int(owner.max()) + 1 if len(owner) else 0).index_add_(0, owner, shares)
 
 
 def _owners(kind: str, layer: Layer, weight: Tensor) -> Tensor:

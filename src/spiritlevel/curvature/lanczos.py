@@ -6,6 +6,7 @@ can therefore share every pass over the data; `eigenpair` drives a single one wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -205,7 +206,7 @@ class Lanczos:
             return residual
         neighbour = index - 1 if index else 1
         gap = abs(float(values[index] - values[neighbour])) - float(residuals[neighbour])
-        return min(residual, SAFETY * residual**2 / gap) if gap > 0 else residual
+        return min(residual, SAFETY * residual * (residual / gap)) if gap > 0 else residual
 
     def _dominates(self, values: Tensor, residuals: Tensor, index: int) -> bool:
         """For the largest magnitude, the other end must not be able to overtake."""
@@ -232,8 +233,15 @@ class Lanczos:
 
 
 def length(vector: Tensor) -> float:
-    """‖v‖ with its squares in double precision: in single precision they overflow from 1e19 on, and vanish below 1e-19."""
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    """‖v‖ with its squares in double precision: in single precision they overflow from 1e19 on, and vanish below 1e-19.
+
+    Beyond the range of those, the vector is brought to size first.
+    """
+    found = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    if 1e-140 < found < math.inf or not vector.numel():
+        return found
+    largest = vector.abs().max().double()
+    return float(largest * torch.linalg.vector_norm(vector.double() / largest)) if 0 < largest < math.inf else found
 
 
 def unit(vector: Tensor) -> Tensor:

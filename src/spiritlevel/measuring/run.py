@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from spiritlevel._version import __version__
 from spiritlevel.curvature.statistics import GROUPS
@@ -35,7 +37,11 @@ from spiritlevel.problem.checks import check_tolerance, check_whole_number, refu
 from spiritlevel.problem.losses import Loss, resolve_loss
 from spiritlevel.problem.problem import Problem, read_data
 from spiritlevel.problem.ranks import current_ranks
+from spiritlevel.problem.replica import unwrapped
 
+# A network in single precision is measured in double up to so many parameters times samples: the time goes into other things
+# than arithmetic there, and what a small network's curvature is made of may cancel to a few digits.
+SMALL = 10_000_000
 # Unix has it, Windows does not.
 resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
 
@@ -70,7 +76,7 @@ def measure(
         seed: For everything random; no global random state is touched.
         progress: True for a progress bar on standard error, or a function of (what, passes so far).
         parameters: Names or patterns of the parameters to measure; all trainable ones by default.
-        dtype: Measure in this precision instead of the model's own.
+        dtype: Measure in this precision instead of the model's own, or of double precision where that costs nothing.
         fix_data: Keep the first pass over a loader that shuffles or augments, and use it for all.
         most_probes: The most random probes for a block that is not exact, at least 8.
         samples: Measure on so many samples, chosen at random, and add the error of that choice to every bar.
@@ -91,12 +97,10 @@ def measure(
         distributed,
     )
     with reporting(progress) as reporter, current_ranks(distributed).together():
+        data = read_data(unwrapped(model, []), data, fix_data=fix_data)
         if samples is None:
-            build = functools.partial(_problem, model, data, plan, parameters, fix_data=fix_data)
-            return _in_range(build, dtype, plan, reporter)
-        return _on_a_subset(
-            model, read_data(model, data, fix_data=fix_data), samples, parameters, dtype, plan, reporter
-        )
+            return _in_range(functools.partial(_problem, model, data, plan, parameters), dtype, plan, reporter)
+        return _on_a_subset(model, data, samples, parameters, dtype, plan, reporter)
 
 
 @dataclass(frozen=True)
@@ -113,21 +117,27 @@ class _Plan:
 
 def _problem(
     model: nn.Module,
-    data: Any,
+    data: Data,
     plan: _Plan,
     parameters: list[str] | None,
     dtype: torch.dtype | None,
-    fix_data: bool = False,
 ) -> Problem:
-    return Problem(
-        model,
-        plan.loss,
-        data,
-        parameters=parameters,
-        dtype=dtype,
-        fix_data=fix_data,
-        distributed=plan.distributed,
-    )
+    """The problem in this precision; where none is asked for in the model's own, or in double where that costs nothing."""
+    build = functools.partial(Problem, model, plan.loss, data, parameters=parameters, distributed=plan.distributed)
+    if dtype is None and _small(model, data):
+        # Some networks insist on their own precision. What is wrong in both is told of their own, below.
+        with contextlib.suppress(RuntimeError, TypeError, SpiritLevelError):
+            return build(dtype=torch.float64)
+    return build(dtype=dtype)
+
+
+def _small(model: nn.Module, data: Data) -> bool:
+    """Whether double precision costs a network in single precision next to nothing."""
+    parameters = list(model.parameters())
+    inputs = [leaf for leaf in tree_leaves(data.first.inputs) if isinstance(leaf, torch.Tensor)]
+    if any(is_lazy(each) or each.dtype == torch.float64 for each in (*parameters, *inputs)):
+        return False  # or else what does not fit together is for others to refuse
+    return sum(each.numel() for each in parameters) * data.samples <= SMALL
 
 
 def _in_range(

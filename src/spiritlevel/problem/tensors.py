@@ -49,7 +49,7 @@ def collect(model: nn.Module, patterns: Sequence[str] | None, dtype: torch.dtype
     tensors = {**named, **buffers}
     for name, tensor in tensors.items():
         checks.check_kind(name, tensor)
-    precision, notes = (dtype, ()) if dtype is not None else _precision(tensors.values(), named.values())
+    precision, notes = _precision(tensors.values(), named.values(), dtype)
     moved = {name: as_precision(tensor.detach(), precision) for name, tensor in tensors.items()}
     for name, tensor in moved.items():
         checks.check_finite(name, tensor, masks=name not in named)
@@ -59,16 +59,19 @@ def collect(model: nn.Module, patterns: Sequence[str] | None, dtype: torch.dtype
     return Collected(free, fixed, dtype is not None or bool(notes), notes)
 
 
-def _precision(tensors: Iterable[Tensor], parameters: Iterable[Tensor]) -> tuple[torch.dtype, tuple[str, ...]]:
-    """The widest precision the model uses, at least single, double where single would not do; and why."""
-    precision, notes = torch.float32, []
+def _precision(
+    tensors: Iterable[Tensor], parameters: Iterable[Tensor], asked: torch.dtype | None
+) -> tuple[torch.dtype, tuple[str, ...]]:
+    """The precision asked for, or the widest the model uses, at least single, double where single would not do; and why."""
+    precision, half = asked or torch.float32, []
     for tensor in tensors:
         if tensor.dtype in (torch.float16, torch.bfloat16):  # half precision cannot carry second derivatives
-            name = str(tensor.dtype).removeprefix("torch.")
-            notes.append(f"parameters in {name} were upcast to float32 for measuring")
-        elif tensor.is_floating_point() and tensor.requires_grad:
+            half.append(str(tensor.dtype).removeprefix("torch."))
+        elif asked is None and tensor.is_floating_point() and tensor.requires_grad:
             precision = torch.promote_types(precision, tensor.dtype)
-    extreme = _extreme_size(parameters) if precision == torch.float32 else None
+    upcast = str(precision).removeprefix("torch.")
+    notes = [f"parameters in {name} were upcast to {upcast} for measuring" for name in half]
+    extreme = _extreme_size(parameters) if asked is None and precision == torch.float32 else None
     if extreme is not None:
         precision = torch.float64
         notes.append(
