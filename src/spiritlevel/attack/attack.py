@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.lanczos import Lanczos, eigenpair
+from spiritlevel.curvature.operators import Scaled
 from spiritlevel.curvature.statistics import DIAGONAL, sweep
 from spiritlevel.errors import RescalingError, SpiritLevelError
 from spiritlevel.problem.losses import Loss
@@ -298,7 +299,7 @@ def _ritz_values(products: HessianProducts, scale: Tensor | None, most: int = 15
     start = torch.randn(size, generator=generator, dtype=torch.float64).to(products.problem.parameters_like())
     process = Lanczos(start, tolerance=0.0, most_products=min(most, size), most_vectors=most + 1)
     while not process.done:
-        process.advance(_scaled(products, scale, process.request))
+        process.advance(Scaled(products, scale).image(process.request))
     found = process.ritz_values()
     noise = 64 * size * torch.finfo(products.problem.dtype).eps * found.abs().max()
     return torch.where(found.abs() > noise, found, 0.0)
@@ -326,13 +327,7 @@ def _norm(products: HessianProducts, scale: Tensor | None) -> float:
     generator = torch.Generator().manual_seed(0)
     like = products.problem.parameters_like()
     start = torch.randn(products.flat.size, generator=generator, dtype=torch.float64).to(like)
-    return abs(eigenpair(lambda v: _scaled(products, scale, v), start, tolerance=1e-3, end="magnitude").value)
-
-
-def _scaled(products: HessianProducts, scale: Tensor | None, vector: Tensor) -> Tensor:
-    if scale is None:
-        return products([vector])[0]
-    return scale * products([scale * vector])[0]
+    return abs(eigenpair(Scaled(products, scale).image, start, tolerance=1e-3, end="magnitude").value)
 
 
 def _diagonal(problem: Problem, rescaling: Rescaling) -> Tensor:

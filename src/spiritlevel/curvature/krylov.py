@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.lanczos import FEWEST, Eigenpair, End, Lanczos, length
+from spiritlevel.curvature.operators import Scaled
 
 # The Krylov vectors of all processes that advance in step: beyond this they restart instead of growing, and where so
 # few vectors would not do, the processes take turns.
@@ -53,20 +54,20 @@ def _scaled_in_step(
     vectors = _vectors(start.numel() * products.problem.parameters_like().element_size() * len(wanted))
     processes = []
     for scaling, end in wanted:
-        scale = scaling()
+        operator = Scaled(products, scale := scaling())
         first = start.to(scale) * (scale > 0)
         if part and bool(first.any()):
             search = _on_part(first, end)
             while not search.done:
-                search.advance(scale * products.on_part([scale * search.request])[0])
+                search.advance(operator.on_part([search.request])[0])
             first = _blended(search, first)
             del search
-        processes.append((_process(first, end, tolerance, part, vectors, further), scale))
+        processes.append((_process(first, end, tolerance, part, vectors, further), operator))
         del first  # as large as the model
-    while active := [(process, scale) for process, scale in processes if not process.done]:
-        images = products([scale * process.request for process, scale in active])
-        for process, scale in active:
-            process.advance(scale * images.pop(0))
+    while active := [(process, operator) for process, operator in processes if not process.done]:
+        images = products([operator.moved([process.request])[0] for process, operator in active])
+        for process, operator in active:
+            process.advance(operator.moved([images.pop(0)])[0])
     return [finished(process) for process, _ in processes]
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.lanczos import eigenpair
+from spiritlevel.curvature.lanczos import eigenpair, length
+from spiritlevel.curvature.operators import Scaled
 from spiritlevel.curvature.ways import Flat
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.contract import Parameters
@@ -112,13 +113,13 @@ class Finder:
         products, flat = HessianProducts(self.problem), Flat(self.problem.parameters)
         self.notes += products.notes
         scale = flat.join([self._size(name, value) for name, value in self.problem.parameters.items()])
-        known: list[Tensor] = []
+        operator, known = Scaled(products, scale), list[Tensor]()
         found = []
 
         def deflated(vector: Tensor) -> Tensor:
             for u in known:
                 vector = vector - (u @ vector) * u
-            image = scale * products([scale * vector])[0]
+            image = operator.image(vector)
             for u in known:
                 image = image - (u @ image) * u
             return image
@@ -142,8 +143,7 @@ class Finder:
         if scale == "none":
             return torch.ones_like(weight)
         if scale == "layer":
-            size: Tensor = weight.norm()
-            return size.expand(weight.shape)
+            return weight.new_tensor(length(weight)).expand(weight.shape)
         return weight.abs() if scale == "neuron" else self._row_norms(name, weight)
 
     def _horizontal(self, direction: Parameters) -> Parameters:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from spiritlevel.curvature.ascent import Ball
+from spiritlevel.curvature.operators import Scaled
 from spiritlevel.curvature.power import power_method
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.evidence import Evidence
@@ -30,7 +31,7 @@ def _spectral_norm(measure: Measure, evidence: Evidence) -> Value:
     scale = evidence.scaling(RIEMANNIAN.scaling)
     start = torch.randn(scale.shape, generator=evidence.generator("start"), dtype=torch.float64).to(scale)
     found = power_method(
-        lambda vector: scale * evidence.products([scale * vector])[0],
+        Scaled(evidence.products, scale).image,
         start * (scale > 0),
         tolerance=evidence.tolerance,
         most_products=int(measure.options["most_products"]),

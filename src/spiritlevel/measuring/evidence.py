@@ -18,7 +18,8 @@ from spiritlevel.curvature.estimate import Estimates, mean_of, merged, probe
 from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
-from spiritlevel.curvature.lanczos import Eigenpair, length
+from spiritlevel.curvature.lanczos import Eigenpair
+from spiritlevel.curvature.operators import Scaling, scaling
 from spiritlevel.curvature.rounding import array_shifts, rounding_errors, widened
 from spiritlevel.curvature.statistics import (
     DIAGONAL,
@@ -330,14 +331,9 @@ class Evidence:
 
     # --- eigenvalues ---------------------------------------------------------------------------------------------
 
-    def scaling(self, name: str) -> Tensor:
+    def scaling(self, name: Scaling) -> Tensor:
         """The diagonal of S as a flat vector."""
-        values = list(self.problem.parameters.values())
-        if name == "identity":
-            return torch.cat([torch.ones_like(value).reshape(-1) for value in values])
-        if name == "block norms":
-            return torch.cat([value.new_tensor(length(value)).expand(value.numel()) for value in values])
-        return torch.cat([value.abs().reshape(-1) for value in values])
+        return scaling(self.problem.parameters, name)
 
     @cached_property
     def eigenpairs(self) -> Mapping[Operator, Eigenpair]:
@@ -347,7 +343,7 @@ class Evidence:
         start = start.to(self.problem.parameters_like())
         pairs = scaled_eigenpairs(self.products, wanted, start, self.tolerance)
         split = self.products.flat.to_dict
-        vectors = [split(scaling() * pair.vector) for (scaling, _), pair in zip(wanted, pairs, strict=True)]
+        vectors = [split(scale() * pair.vector) for (scale, _), pair in zip(wanted, pairs, strict=True)]
         errors = rounding_errors(self.problem, lambda batch: self.products.forms(batch, vectors), self.products.order)
         relative = self.products.relative_error
         pairs = [

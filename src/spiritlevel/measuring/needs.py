@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spiritlevel.curvature.lanczos import End
+from spiritlevel.curvature.operators import Scaling
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Operator:
     scaling: "identity" (H), "block norms" (D H D with ‖block‖ on every parameter tensor) or "entries" (|θ| H |θ|).
     """
 
-    scaling: str
+    scaling: Scaling
     end: End
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from spiritlevel.curvature.density import (
     Extreme,
-    Products,
     Quadrature,
     extremes,
     mean_and_error,
@@ -23,6 +22,7 @@ from spiritlevel.curvature.density import (
     smoothed,
 )
 from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.curvature.operators import Block, Scaled, Scaling, scaling
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.value import Cost
 from spiritlevel.problem.checks import check_tolerance, check_whole_number
@@ -205,7 +205,8 @@ def _spectrum(
     if progress is not None:
         problem.work.on_change.append(lambda work: progress(said[0], work.passes))
     hessian = HessianProducts(problem)
-    products, size = _operator(problem, hessian, operator)
+    products = _operator(hessian, operator)
+    size = products.size
     like, generator = problem.parameters_like(), torch.Generator().manual_seed(seed)
     found = quadratures(products, like, size, probes=probes, steps=steps, generator=generator)
     said[0] = "largest and smallest eigenvalues"
@@ -218,30 +219,19 @@ def _spectrum(
     return Spectrum(operator, size, tuple(found), tuple(top), tuple(bottom), value, cost, notes)
 
 
-def _operator(problem: Problem, hessian: HessianProducts, operator: str) -> tuple[Products, int]:
-    """Products with the operator that a name stands for, and its dimension."""
-    values = list(problem.parameters.values())
-    if operator == "hessian":
-        return hessian.__call__, hessian.flat.size
-    if operator == "riemannian":
-        scale = torch.cat([value.norm().expand(value.numel()) for value in values])
-    elif operator == "nodewise":
-        scale = torch.cat([value.abs().reshape(-1) for value in values])
-    elif operator in problem.parameters:
-        shape = problem.parameters[operator].shape
-        return (
-            lambda vectors: [
-                image[operator].reshape(-1) for image in hessian.within([{operator: v.view(shape)} for v in vectors])
-            ],
-            shape.numel(),
-        )
-    else:
-        names = ", ".join(problem.parameters)
-        raise SpiritLevelError(
-            f"operator must be one of {', '.join(OPERATORS)} or a parameter's name; got {operator!r}. "
-            f"Parameters: {names if len(names) <= 500 else names[:500] + '…'}"
-        )
-    return lambda vectors: [scale * image for image in hessian([scale * v for v in vectors])], hessian.flat.size
+def _operator(hessian: HessianProducts, operator: str) -> Scaled | Block:
+    """The operator that a name stands for."""
+    parameters = hessian.problem.parameters
+    if operator in OPERATORS:
+        named: dict[str, Scaling] = {"riemannian": "block norms", "nodewise": "entries"}
+        return Scaled(hessian, scaling(parameters, named[operator]) if operator in named else None)
+    if operator in parameters:
+        return Block(hessian, operator)
+    names = ", ".join(parameters)
+    raise SpiritLevelError(
+        f"operator must be one of {', '.join(OPERATORS)} or a parameter's name; got {operator!r}. "
+        f"Parameters: {names if len(names) <= 500 else names[:500] + '…'}"
+    )
 
 
 def _shortened(found: Sequence[Quadrature], steps: int, size: int) -> list[str]:
