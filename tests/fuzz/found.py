@@ -27,6 +27,18 @@ FOUND: dict[str, Subject] = {
     "attention after blank samples": Subject(
         Network("attention", bias=False, seed=147), samples=Samples("blank first", 5, seed=178), stretch=-12.0
     ),
+    "attention, blank samples the heaviest": Subject(
+        Network("attention", bias=False), samples=Samples("blank first"), trained=8
+    ),
+    "gradients reversed where they vanish": Subject(
+        Network("constant", "reversal", 2, 3, seed=266),
+        samples=Samples("duplicates", 5, -12, by_class=True, seed=454),
+        trained=5,
+        options=_only("hessian_spectral_norm"),
+    ),
+    "a row that decays, held fixed as padding": Subject(
+        Network("words", depth=2), "whole decayed", Samples(count=1, seed=505), options=_only("hessian_spectral_norm")
+    ),
     "attention on zeros, as many samples as positions": Subject(
         Network("attention"), samples=Samples("zeros", 3), options=_only("fisher_rao_norm")
     ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,12 +13,15 @@ from spiritlevel.curvature.anatomy import Anatomy, joined
 from spiritlevel.curvature.statistics import squared_gradients
 from spiritlevel.curvature.taps import sample_axes
 from spiritlevel.network.tracing import trace
-from spiritlevel.problem.batches import Batch
-from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.batches import Batch, join
+from spiritlevel.problem.problem import Problem, gradients_of
+
+# So many samples at most are looked at for one that gives a parameter a gradient, of the heaviest and of those spread.
+MOST_SHOWN = 48
 
 
 def examine(problem: Problem) -> Anatomy:
-    """Trace the network with two and three samples and on every chunk of the data, then confirm on two what that says."""
+    """Trace the network with two and three samples and on every chunk of the data, then confirm on a few what that says."""
     problem.check_derivatives()
     if problem.loss_function.whole_batch:
         return _without_outputs(problem)
@@ -40,7 +44,8 @@ def examine(problem: Problem) -> Anatomy:
         sizes = {name: layer.matrix(problem.parameters[name]).shape[2:].numel() for name, layer in layers.items()}
         work = sum(math.prod(shape) * sizes[name] for name, shape in small.calls if name in layers) // 2
         anatomy = Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread, work)
-        return _confirmed(problem, joined(anatomy, problem.survey.seen), two)
+        anatomy = joined(anatomy, problem.survey.seen)
+        return _confirmed(problem, anatomy, _shown(problem, set(anatomy.axes)))
 
 
 def _without_outputs(problem: Problem) -> Anatomy:
@@ -49,9 +54,52 @@ def _without_outputs(problem: Problem) -> Anatomy:
     return joined(Anatomy({}, {}, dict.fromkeys(problem.parameters, reason)), problem.survey.seen)
 
 
-def _confirmed(problem: Problem, anatomy: Anatomy, batch: Batch) -> Anatomy:
+@dataclass(frozen=True)
+class _Shown:
+    """A few samples, the random combination of outputs looked at for each, and Σ_n (its gradient)², by autograd."""
+
+    batch: Batch
+    column: Tensor
+    squares: dict[str, Tensor]
+
+
+def _shown(problem: Problem, names: set[str]) -> _Shown:
+    """Two samples, and as many more as it takes for every parameter to have a gradient: what has none proves nothing.
+
+    The heaviest samples are tried first, then some spread over all data. The outputs are combined at random for every
+    sample: where samples are alike, their losses would not show that one is taken for another.
+    """
+    leaves, generator = problem.leaves(), torch.Generator().manual_seed(1)
+    squares = {name: torch.zeros_like(tensor) for name, tensor in problem.parameters.items()}
+    waiting = {name for name in names if squares[name].numel()}
+    kept: list[Batch] = []
+    columns: list[Tensor] = []
+    for sample in _one_by_one(problem):
+        if len(columns) >= 2 and not waiting:
+            break
+        with torch.enable_grad():
+            outputs = problem.outputs(leaves, sample)
+            column = torch.randn(outputs.shape, generator=generator).to(outputs.detach())
+            parts = gradients_of((outputs * column).sum(), list(leaves.values()))
+        found = {name for name, part in zip(leaves, parts, strict=True) if name in waiting and bool(part.any())}
+        together = join([*kept, sample])
+        if (len(columns) < 2 or found) and together is not None:
+            waiting -= found
+            kept, columns = [together], [*columns, column]
+            for name, part in zip(leaves, parts, strict=True):
+                squares[name] += part.square()
+    return _Shown(kept[0], torch.cat(columns), squares)
+
+
+def _one_by_one(problem: Problem) -> Iterator[Batch]:
+    for batch in (problem.telling_samples(2), problem.survey.heavy.batch, *problem.spread_samples(8)):
+        assert batch is not None
+        yield from (batch[n : n + 1] for n in range(min(len(batch), MOST_SHOWN)))
+
+
+def _confirmed(problem: Problem, anatomy: Anatomy, shown: _Shown) -> Anatomy:
     """Keep only what the numbers bear out."""
-    wrong = _misread(problem, anatomy, batch)
+    wrong = _misread(problem, anatomy, shown)
     if wrong:  # samples may sit inside a merged dimension instead of outside
         flipped = {
             name: [replace(axis, outermost=False) if axis and axis.repeat > 1 else axis for axis in found]
@@ -60,42 +108,24 @@ def _confirmed(problem: Problem, anatomy: Anatomy, batch: Batch) -> Anatomy:
             for name, found in anatomy.axes.items()
         }
         anatomy = replace(anatomy, axes=flipped)
-        wrong = more = _misread(problem, anatomy, batch)
+        wrong = more = _misread(problem, anatomy, shown)
         while more:  # without these, taps may see less of others
             anatomy = replace(anatomy, axes={name: axis for name, axis in anatomy.axes.items() if name not in wrong})
-            more = _misread(problem, anatomy, batch)
+            more = _misread(problem, anatomy, shown)
             wrong = wrong | more
     bent = dict.fromkeys(wrong, "the exact sweep does not reproduce its gradient sample by sample")
     bent |= anatomy.bent
     missing = {name: "the exact sweep does not know its use" for name in problem.parameters if name not in anatomy.axes}
     bent = missing | bent
-    curved = _curved(problem, [name for name in problem.parameters if name not in bent], batch)
+    curved = _curved(problem, [name for name in problem.parameters if name not in bent], shown.batch)
     return replace(anatomy, bent=bent | curved)
 
 
-def _misread(problem: Problem, anatomy: Anatomy, batch: Batch) -> set[str]:
-    """Parameters whose squared per-sample gradients, read off the taps, differ from those of autograd.
-
-    The outputs are combined at random for every sample: where samples are alike, their losses would not show that one is
-    taken for another.
-    """
-    leaves = problem.leaves()
-    expected = {name: torch.zeros_like(tensor) for name, tensor in problem.parameters.items()}
-    with torch.no_grad():
-        outputs = problem.outputs(problem.parameters, batch)
-    column = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs)
-    with torch.enable_grad():
-        for n in range(len(batch)):
-            mixed = (problem.outputs(leaves, batch[n : n + 1]) * column[n : n + 1]).sum()
-            if not mixed.requires_grad:
-                continue
-            parts = torch.autograd.grad(mixed, list(leaves.values()), allow_unused=True)
-            for name, part in zip(leaves, parts, strict=True):
-                if part is not None:
-                    expected[name] += part.square()
-    ours = squared_gradients(problem, anatomy, batch, column)
-    nothing = {name: torch.zeros_like(expected[name]) for name in anatomy.axes}  # no tap saw it: autograd may have
-    return {name for name, mine in (nothing | ours).items() if not _close(mine, expected[name])}
+def _misread(problem: Problem, anatomy: Anatomy, shown: _Shown) -> set[str]:
+    """Parameters whose squared per-sample gradients, read off the taps, differ from those of autograd."""
+    ours = squared_gradients(problem, anatomy, shown.batch, shown.column)
+    nothing = {name: torch.zeros_like(shown.squares[name]) for name in anatomy.axes}  # no tap saw it: autograd may have
+    return {name for name, mine in (nothing | ours).items() if not _close(mine, shown.squares[name])}
 
 
 def _close(mine: Tensor, expected: Tensor) -> bool:

@@ -15,6 +15,9 @@ from spiritlevel.problem.checks import refuse_nonfinite_loss
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem
 
+# So many parameters at most, those with the largest shares in the slope, are held against one another in pairs.
+MOST_PAIRED = 24
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -50,14 +53,16 @@ def choose_method(ways: Ways) -> Chosen:
     with problem.undisturbed():
         try:
             with problem.in_precision(torch.float64) as double:
-                return _choose(ways, double(few), torch.float64, 1e-3)
+                found = _choose(ways, double(few), torch.float64, 1e-3)
         except RuntimeError as error:
             if "dtype" not in str(error) and "type" not in str(error):
                 raise
-            return _choose(ways, few, problem.dtype, 0.1)  # the network insists on its own precision
+            found = _choose(ways, few, problem.dtype, 0.1)  # the network insists on its own precision
+        return found if isinstance(found, Chosen) else _only_differences(ways, found)
 
 
-def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> Chosen:
+def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> Chosen | list[_Failure]:
+    """The first way whose product agrees, or why none does where gradients are all there is to go by."""
     failures: list[_Failure] = []
     products: dict[Method, Callable[[Parameters, Batch, list[Tensor]], list[Tensor]]] = {
         "kept graph": ways.by_graph,
@@ -84,7 +89,9 @@ def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> C
                 told_of = () if method == "kept graph" else (f"curvature products by {method}: {failures[0]}",)
                 return Chosen(method, told_of)
             failures.append(_Failure(method))
-    return _only_differences(ways, failures)
+    if any(failure.raised is not None for failure in failures):
+        _refuse_what_is_no_gradient(ways, batch, tolerance)
+    return failures
 
 
 def _agree(found: list[Tensor], expected: list[Tensor], tolerance: float, noise: float) -> bool:
@@ -123,6 +130,51 @@ def _only_differences(ways: Ways, failures: list[_Failure]) -> Chosen:
         )
     notes = (f"curvature products by central differences of gradients: {told}",)
     return Chosen("central differences", notes, _disagreement(ways))
+
+
+def _refuse_what_is_no_gradient(ways: Ways, batch: Batch, tolerance: float) -> None:
+    """uᵀHv and vᵀHu are equal where gradients are those of a function; a layer that reverses them makes them differ.
+
+    For u in one parameter and v in another, each for itself: in the sum over all, the larger ones would hide it. Several
+    steps are tried, because a kink within one makes them differ too.
+    """
+    generator, worst = torch.Generator().manual_seed(2), 0.0
+    for stretch in (1.0, 1e-1, 1e-2, 1e1):
+        asymmetry = _asymmetry(ways, batch, generator, stretch)
+        if asymmetry <= 10 * tolerance:
+            return
+        worst = max(worst, asymmetry)
+    raise SpiritLevelError(
+        "the gradients of this network are not those of its loss, so they say nothing of its curvature: differences of "
+        f"gradients along two directions, which must be the same both ways round, differ by {min(worst, 1):.0%}. An operation "
+        "with a backward of its own, such as gradient reversal, does that: measure the network without it"
+    )
+
+
+def _asymmetry(ways: Ways, batch: Batch, generator: torch.Generator, stretch: float) -> float:
+    """The largest difference between u_iᵀH_ij v_j and v_jᵀH_ji u_i, relative to the size of what they are sums of."""
+    point, first = _trial(ways.problem, generator, ways.problem.dtype)
+    second = _trial(ways.problem, generator, ways.problem.dtype)[1]
+    gradient = ways.gradient(point, batch)
+    looked_at = sorted(range(len(first)), key=lambda i: -distance([gradient[i] * first[i]]))[:MOST_PAIRED]
+    images = [[_moved_alone(ways, point, batch, way, i, stretch) for i in looked_at] for way in (first, second)]
+    noise = torch.finfo(ways.problem.dtype).eps ** 0.5 * distance(gradient)
+    largest = 0.0
+    for a, i in enumerate(looked_at):
+        for b, j in enumerate(looked_at):
+            shares = first[i] * images[1][b][i], second[j] * images[0][a][j]
+            size = max(distance([share]) for share in shares)
+            rounding = noise * distance([first[i]]) * distance([second[j]]) / max(distance(list(point.values())), 1e-30)
+            difference = abs(float(shares[0].double().sum() - shares[1].double().sum())) - rounding
+            largest = max(largest, difference / size if difference > 0 else 0.0)
+    return largest
+
+
+def _moved_alone(
+    ways: Ways, point: Parameters, batch: Batch, direction: list[Tensor], index: int, stretch: float
+) -> list[Tensor]:
+    alone = [step if i == index else torch.zeros_like(step) for i, step in enumerate(direction)]
+    return ways.by_difference(point, batch, alone, stretch)
 
 
 def _disagreement(ways: Ways) -> float:
