@@ -19,11 +19,13 @@ from scipy import special
 from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, GROUPS, ROWS
+from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, GROUPS, ROWS, STATISTICS
 from spiritlevel.network.layers import Layer
 
 # So many parameters are probed one by one; more of them together.
 MOST_ALONE = 8
+# What rounding leaves in an entry of a block that was formed, in units of rounding of the largest.
+FORMED_ROUNDING = 8
 # Probe vectors and their images in one pass over the data, together; larger models take a pass for every statistic.
 PASS_BUDGET = 1 << 30
 # Unit vectors whose products are taken in one pass.
@@ -88,6 +90,19 @@ class Estimates:
     def inexact(self) -> frozenset[str]:
         """The parameters of which something is known up to a standard error only."""
         return frozenset(name for kind in self.found.values() for name, probed in kind.items() if not probed.exact)
+
+    def rounding_of_formed(self, unit: float) -> list[dict[str, dict[str, Tensor]]]:
+        """What rounding may add to the statistics of blocks that were formed: a part of the largest entry, to each of them.
+
+        An entry that is zero comes out as rounding, and under a square root that is no small number.
+        """
+        formed: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
+        for kind, entries in self.found.items():
+            for name, probed in entries.items():
+                if probed.exact and probed.groups.numel():
+                    array = probed.groups[0]
+                    formed[kind][name] = torch.full_like(array, FORMED_ROUNDING * unit * float(array.abs().max()))
+        return [formed] if any(formed.values()) else []
 
 
 def merged(parts: Iterable[Estimates]) -> Estimates:

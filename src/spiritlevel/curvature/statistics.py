@@ -74,15 +74,19 @@ class Sweep:
         loss: L(θ).
         num_columns: Columns of ∇²ℓ a sample.
         sampled: Whether columns were drawn.
+        swept_columns: How many of them were swept one by one, in the mean over samples.
+        left: What was not swept but drawn once, taken off: statistic → parameter → array. What is found has it in it.
     """
 
     found: Mapping[str, Mapping[str, tuple[Tensor, ...]]]
     loss: float
     num_columns: int
     sampled: bool
+    swept_columns: float
+    left: Mapping[str, Mapping[str, Tensor]] | None = None
 
 
-def _frozen(groups: list[Sums]) -> Mapping[str, Mapping[str, tuple[Tensor, ...]]]:
+def frozen(groups: list[Sums]) -> Mapping[str, Mapping[str, tuple[Tensor, ...]]]:
     """Statistic → parameter → draws, for reading only."""
     found: dict[str, Mapping[str, tuple[Tensor, ...]]] = {}
     for kind in STATISTICS:
@@ -102,7 +106,7 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
     for sums in groups:
         for kind in STATISTICS:
             problem.ranks.sum_named(getattr(sums, kind))
-    return Sweep(_frozen(groups), problem.ranks.total(loss), num_columns, sampled)
+    return Sweep(frozen(groups), problem.ranks.total(loss), num_columns, sampled, 0.0 if sampled else num_columns)
 
 
 def sweep_batch(
@@ -128,7 +132,7 @@ def _swept(
         tapped = TappedChunk(problem, anatomy, chunk, inputs=COLUMNS in wanted)
         loss += weight * tapped.loss
         if curvature:
-            factor = output_factor(problem.loss_function, tapped.outputs, _targets(chunk))
+            factor = output_factor(problem.loss_function, tapped.outputs, targets_of(chunk))
             num_columns, sampled = factor.num_columns, samples_columns(problem, anatomy, factor.num_columns)
             groups = groups or [Sums() for _ in range(GROUPS if sampled else 1)]
             rounds = DRAWS // GROUPS if sampled else 1
@@ -137,10 +141,7 @@ def _swept(
                 tapped.accumulate(columns, weight / rounds, curvature, sums)
         groups = groups or [Sums()]
         if FISHER in wanted:
-            fisher = Sums()
-            tapped.accumulate([(tapped.loss_gradient(), None)], weight, frozenset([DIAGONAL]), fisher)
-            for name, array in fisher.diagonal.items():  # exact, so that one group is enough
-                groups[0].add(FISHER, name, array)
+            tapped.add_fisher(weight, groups[0])  # exact, so that one group is enough
     return groups, loss, num_columns, sampled
 
 
@@ -169,7 +170,7 @@ def squared_gradients(problem: Problem, anatomy: Anatomy, batch: Batch, column: 
 Column = tuple[Tensor, Tensor | None]
 
 
-def _targets(batch: Batch) -> Tensor:
+def targets_of(batch: Batch) -> Tensor:
     assert batch.targets is not None
     return batch.targets
 
@@ -210,6 +211,13 @@ class TappedChunk:
     def loss_gradient(self) -> Tensor:
         """∂ℓ_n/∂f_n for every sample."""
         return self._loss_gradient
+
+    def add_fisher(self, weight: float, sums: Sums) -> None:
+        """Add the chunk's share of the diagonal of the empirical Fisher matrix."""
+        fisher = Sums()
+        self.accumulate([(self.loss_gradient(), None)], weight, frozenset([DIAGONAL]), fisher)
+        for name, array in fisher.diagonal.items():
+            sums.add(FISHER, name, array)
 
     def accumulate(self, columns: Iterable[Column], weight: float, wanted: frozenset[str], sums: Sums) -> None:
         """Pull every column back and add its share: `weight` is the chunk's in the mean over all data."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
+from spiritlevel.curvature.columns import sweep_within
 from spiritlevel.curvature.estimate import Estimates, mean_of, merged, probe
 from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.hessian import HessianProducts
@@ -29,7 +30,6 @@ from spiritlevel.curvature.statistics import (
     STATISTICS,
     TRACE,
     Sweep,
-    sweep,
     sweep_batch,
 )
 from spiritlevel.curvature.ways import remainder_objective
@@ -195,7 +195,8 @@ class Evidence:
     @property
     def swept(self) -> Sweep:
         if self.gathered.swept is None:
-            self.gathered.swept = sweep(self.problem, self.anatomy, self._kinds, self.generator("columns"))
+            generator = self.generator("columns")
+            self.gathered.swept = sweep_within(self.problem, self.anatomy, self._kinds, generator, self.tolerance)
         return self.gathered.swept
 
     @cached_property
@@ -234,8 +235,9 @@ class Evidence:
         return Statistics(self.anatomy.layers, weights, **arrays)
 
     def shifted(self, kinds: frozenset[str]) -> Iterator[Statistics]:
-        """The same statistics with what rounding and kinks may have changed, one possible change after the other."""
-        for shift in self._shifts or []:
+        """The same statistics with what rounding and kinks may have changed, one possible change after the other, and
+        without what was left to chance."""
+        for shift in (*(self._shifts or []), *self._left):
             arrays = {
                 kind: _plus(getattr(self.statistics, kind), shift[kind]) if kind in kinds | {TRACE} else {}
                 for kind in STATISTICS
@@ -258,9 +260,21 @@ class Evidence:
 
     @cached_property
     def _shifts(self) -> list[dict[str, dict[str, Tensor]]] | None:
+        formed = self.estimates.rounding_of_formed(torch.finfo(self.problem.dtype).eps)
         if not self.anatomy.axes or self.swept.sampled:
-            return []
-        return array_shifts(self.problem, lambda batch: sweep_batch(self.problem, self.anatomy, self._kinds, batch))
+            return formed
+        seen = array_shifts(self.problem, lambda batch: sweep_batch(self.problem, self.anatomy, self._kinds, batch))
+        return seen if seen is None else [*seen, *formed]
+
+    @property
+    def _left(self) -> list[Mapping[str, Mapping[str, Tensor]]]:
+        """What the sweep drew once instead of sweeping it, taken off."""
+        return [self.swept.left] if self.anatomy.axes and self.swept.left is not None else []
+
+    @property
+    def partly_swept(self) -> bool:
+        """Whether something was left to chance that is small but not zero."""
+        return bool(self._left)
 
     @property
     def _weights(self) -> Arrays:

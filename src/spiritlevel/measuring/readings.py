@@ -59,6 +59,7 @@ def from_statistics(
             raise OverflowError(f"{measure.name} is {reading.value}")
         relevant = frozenset(evidence.problem.parameters if everything else evidence.anatomy.layers)
         noisy = frozenset() if kinds == frozenset([FISHER]) else evidence.estimated & relevant
+        exact = not noisy and (kinds == frozenset([FISHER]) or not evidence.partly_swept)
         found = _rounded(reading, [read(each) for each in evidence.shifted(kinds)], evidence)
         if noisy:
             readings = (read(evidence.from_groups(kinds, groups)) for groups in subsets_for(shape))
@@ -67,7 +68,7 @@ def from_statistics(
             name=measure.name,
             value=found.value,
             error=found.error + torch.finfo(evidence.problem.dtype).tiny,  # less cannot be told from zero
-            exact=not noisy,
+            exact=exact,
             converged=found.error <= evidence.tolerance * abs(found.value),
             method=_method(evidence, not noisy),
             layers=found.layers,
@@ -76,7 +77,7 @@ def from_statistics(
             details={"noise_bias": found.bias} if found.bias else {},
             notes=reading.notes,
             products=evidence.estimates.products if noisy else 0,
-            error_kind="standard error" if noisy else "exact",
+            error_kind="exact" if exact else "standard error",
         )
 
     return compute, lambda _measure: Needs(statistics=kinds)
@@ -103,19 +104,20 @@ def _both_errors(noise: Estimated, rounding: Estimated) -> Estimated:
 
 def _method(evidence: Evidence, exact: bool) -> str:
     if exact:
-        formed = "whole blocks by products with unit vectors"
-        return (
-            "exact sweep"
-            if not evidence.estimates.found
-            else f"exact sweep, {formed}"
-            if evidence.anatomy.axes
-            else formed
-        )
+        parts = [_sweep_method(evidence)] if evidence.anatomy.axes or not evidence.estimates.found else []
+        return ", ".join([*parts, *["whole blocks by products with unit vectors"][: len(evidence.estimates.found)]])
     if evidence.anatomy.axes and evidence.swept.sampled:
         return f"sampled output columns ({DRAWS} draws of {evidence.swept.num_columns})"
     if evidence.sources.remainder:
         return "exact Gauss–Newton part, remainder by random probes"
     return "random probes of the Hessian"
+
+
+def _sweep_method(evidence: Evidence) -> str:
+    if not evidence.partly_swept:
+        return "exact sweep"
+    swept = evidence.swept
+    return f"sweep of {swept.swept_columns:.2g} of {swept.num_columns} columns a sample, the rest in one random column"
 
 
 def from_eigenpair(

@@ -40,6 +40,14 @@ class OutputFactor(ABC):
     def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Every column as a cotangent of the outputs, with its sign for each sample."""
 
+    def sizes(self) -> Tensor | None:
+        """‖s_k‖² of every sample's columns in their order, (N, columns), where that order is one of falling size."""
+        return None
+
+    def rest(self, start: int, signs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The columns from the `start`-th on in one, each with its sign of `signs`, where columns have an order."""
+        raise NotImplementedError
+
     @abstractmethod
     def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Random columns Sε with ε = ±1, whose expected outer product is the positive, then the negative part."""
@@ -241,6 +249,8 @@ def logits_of(outputs: Any) -> Any:
 class SoftmaxFactor(OutputFactor):
     """diag(p) − ppᵀ as C−1 columns for every position, made one at a time: C² numbers a sample are never there.
 
+    The columns of a position come by the size of their p_k, the largest first.
+
     S = diag(√p) − p√pᵀ has C columns, but S√p = 0. With m the likeliest class, a Householder reflection Q that maps √p
     to −e_m leaves S Sᵀ = (SQ)(SQ)ᵀ and makes column m vanish, so one pull-back in C is saved. The entries of the others
     are √p_i Q_ik with Q = 1 − u uᵀ/(1 + √p_m), u = √p + e_m. Column k is of the size of √p_k and nothing cancels in it,
@@ -257,33 +267,52 @@ class SoftmaxFactor(OutputFactor):
     def num_columns(self) -> int:
         return self.root.shape[1] * max(1, self.root.shape[2] - 1)
 
-    def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        swapped = _last_with_largest(self.root)
-        root = self.root.gather(2, swapped)
+    @functools.cached_property
+    def _sorted(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The order of the classes, by falling probability with the likeliest last; √p in it, and u."""
+        order = self.root.argsort(dim=2, descending=True, stable=True).roll(-1, 2)
+        root = self.root.gather(2, order)
         u = root.clone()
         u[..., -1] += 1
-        reflected = -root * u / (1 + root[..., -1:]) * self.scale.unsqueeze(2)
+        return order, root, u
+
+    def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        order, root, u = self._sorted
+        reflected = self._reflected()
         for d in range(root.shape[1]):
             for k in range(max(1, root.shape[2] - 1)):
                 vector = torch.zeros_like(root)
                 if root.shape[2] > 1:  # one class has no curvature
                     torch.mul(reflected[:, d], u[:, d, k : k + 1], out=vector[:, d])
                     vector[:, d, k] += root[:, d, k] * self.scale[:, d]
-                yield self.restore(vector.gather(2, swapped)), None
+                yield self.restore(torch.zeros_like(root).scatter_(2, order, vector)), None
+
+    def _reflected(self) -> Tensor:
+        """−√p_i u_i / (1 + √p_m): column k is u_k times this, plus √p_k in its own place."""
+        _, root, u = self._sorted
+        return -root * u / (1 + root[..., -1:]) * self.scale.unsqueeze(2)
+
+    def sizes(self) -> Tensor | None:
+        if self.root.shape[1] != 1 or self.root.shape[2] < 3:
+            return None
+        _, root, u = self._sorted
+        reflected, own = self._reflected().square().sum(2, keepdim=True), (root * self.scale.unsqueeze(2)).square()
+        cross = 2 * own * u.square() / (1 + root[..., -1:])
+        return (u.square() * reflected - cross + own)[:, 0, :-1]
+
+    def rest(self, start: int, signs: Tensor) -> tuple[Tensor, Tensor | None]:
+        order, root, u = self._sorted
+        signs = torch.nn.functional.pad(
+            signs.to(root) * (torch.arange(signs.shape[1], device=root.device) >= start), (0, 1)
+        )
+        signs = signs.unsqueeze(1)
+        vector = self._reflected() * (u * signs).sum(2, keepdim=True) + root * signs * self.scale.unsqueeze(2)
+        return self.restore(torch.zeros_like(root).scatter_(2, order, vector)), None
 
     def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
         signs = torch.randint(0, 2, self.root.shape, generator=generator).to(self.root) * 2 - 1
         overlap = (self.root * signs).sum(2, keepdim=True)
         yield self.restore(self.root * (signs - self.root * overlap) * self.scale.unsqueeze(2)), None
-
-
-def _last_with_largest(array: Tensor) -> Tensor:
-    """Indices along the last dimension that swap the last entry with the largest; applied twice, they do nothing."""
-    last = array.shape[2] - 1
-    largest = array.argmax(2, keepdim=True)
-    swapped = torch.arange(last + 1, device=array.device).expand(array.shape).contiguous()
-    swapped[..., -1:] = largest
-    return swapped.scatter_(2, largest, last)
 
 
 def _softmax_factor(outputs: Tensor, targets: Tensor) -> OutputFactor:

@@ -257,6 +257,11 @@ class Problem:
             (slope,) = torch.autograd.grad(loss, leaf)
         return float(loss.detach()), slope * len(batch)
 
+    def picked(self, rows: Tensor) -> Batch:
+        """These samples, of data that are in memory."""
+        assert self.data.resident is not None
+        return self._placed(self.data.resident.map(lambda leaf: leaf[rows.to(leaf.device)]))
+
     def spread_samples(self, count: int) -> list[Batch]:
         """About `count` samples spread over all data and one of every further label, in as few batches as shapes allow."""
         return [self._placed(batch) for batch in self.data.spread(count)]

@@ -25,6 +25,8 @@ FEWEST_HEAVY, MOST_HEAVY = 48, 128
 # Operations with a kink at zero, and how near to it counts as on either side, in units of rounding of the layer's values.
 KINKED = frozenset(["relu", "relu6", "leaky_relu", "rrelu", "prelu", "abs"])
 NEAR = 16
+# The sizes of so many columns are kept: 80 MB in single precision.
+MOST_SIZES = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -77,19 +79,22 @@ class Survey:
         seen: Every chunk that differs from the others in what it ran.
         heavy: The samples with the steepest losses.
         near: Those with an activation within rounding of its kink.
+        sizes: ‖s_k‖² of the columns of ∇²ℓ of every sample of this process, the largest first, where the loss has them
+            in that order.
     """
 
     loss: float
     seen: list[Seen]
     heavy: Heavy
     near: Heavy
+    sizes: Tensor | None = None
 
 
 def survey(problem: Checked) -> Survey:
     """Trace every chunk, weigh every sample; what other processes found included."""
     seen: dict[Any, Seen] = {}
     heavy, near = _Kept(problem), _Kept(problem)
-    total = 0.0
+    total, sizes = 0.0, list[Tensor | None]()
     with problem.undisturbed():
         for chunk, weight in problem.chunks():
             tracer = _Surveyor(problem, chunk)
@@ -100,9 +105,12 @@ def survey(problem: Checked) -> Survey:
             total += weight * loss
             heavy.add(chunk, masses)
             near.add(chunk, masses, tracer.near)
+            sizes.append(_column_sizes(problem, outputs, chunk) if None not in sizes else None)
     problem.work.add(passes=1)
     shared = [each for found in problem.ranks.gather(list(seen.values())) for each in found]
-    return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered())
+    known = [each for each in sizes if each is not None]
+    together = torch.cat(known) if len(known) == len(sizes) else None
+    return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered(), together)
 
 
 def seen_on(problem: Checked, batch: Batch) -> Seen:
@@ -159,6 +167,15 @@ def _weighed(problem: Checked, outputs: Any, chunk: Batch) -> tuple[float, Tenso
         return float(loss), torch.ones(len(chunk), dtype=torch.float64)
     loss, slopes = problem.slopes(outputs, chunk)
     return loss, slopes.flatten(1).abs().sum(1).double().cpu()
+
+
+def _column_sizes(problem: Checked, outputs: Any, chunk: Batch) -> Tensor | None:
+    """How large the columns of ∇²ℓ are, on the CPU; None where the loss does not tell, or too many would be kept."""
+    columns = outputs[0].numel() if isinstance(outputs, Tensor) and outputs.dim() == 2 else MOST_SIZES
+    if problem.loss_function.curvature is None or problem.data.samples * columns > MOST_SIZES:
+        return None
+    found = problem.loss_function.curvature(outputs.detach(), chunk.targets).sizes()  # type: ignore[arg-type]
+    return None if found is None else found.cpu()
 
 
 class _Kept:

@@ -1,0 +1,127 @@
+"""Sweeps of the columns that matter: as much as the tolerance says is left, and what is left to chance is in the error."""
+
+import pytest
+import torch
+from torch import nn
+
+import spiritlevel as sl
+from spiritlevel.curvature import columns
+from spiritlevel.problem.losses import resolve_loss
+
+NAMES = ["hessian_trace", "rho_sum", "rho_row_sum", "normalized_sharpness", "kappa_trace_max"]
+CLASSES, SAMPLES = 6, 400
+
+
+@pytest.fixture(autouse=True)
+def _small_networks_too(monkeypatch):
+    monkeypatch.setattr(columns, "SMALL", 0)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A network that fits most of its data: loss 0.02, and nearly all curvature in a few samples."""
+    torch.manual_seed(0)
+    x = torch.randn(SAMPLES, 8).double()
+    y = nn.Linear(8, CLASSES).double()(x).argmax(1)
+    model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, CLASSES)).double()
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, (x, y)
+
+
+@pytest.fixture(scope="module")
+def exact(fitted):
+    return sl.measure(*fitted, measures=NAMES, tolerance=1e-9)
+
+
+def swept(model, data, tolerance):
+    problem = sl.Problem(model, "cross_entropy", data)
+    return columns.columns_needed(problem, tolerance)
+
+
+def test_columns_come_by_size_and_their_rest_is_what_they_leave():
+    torch.manual_seed(0)
+    outputs = 3 * torch.randn(5, 7).double()
+    factor = resolve_loss("cross_entropy").curvature(outputs, torch.zeros(5, dtype=torch.long))
+    found = torch.stack([column for column, _ in factor.columns()], 1)
+    p = outputs.softmax(1)
+    torch.testing.assert_close(found.mT @ found, torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1))
+    torch.testing.assert_close(factor.sizes(), found.square().sum(2))
+    assert bool((factor.sizes().diff(dim=1) <= 1e-15).all())
+    signs = torch.randint(0, 2, (5, 6)) * 2 - 1
+    torch.testing.assert_close(factor.rest(2, signs)[0], (signs.unsqueeze(2) * found)[:, 2:].sum(1))
+
+
+def test_fewer_columns_the_better_a_network_fits(fitted):
+    """What is left is at most the tolerance of ΣtrS, and one column more would be too many."""
+    model, data = fitted
+    sizes = sl.Problem(model, "cross_entropy", data).survey.sizes
+    means = []
+    for tolerance in (1e-2, 1e-3, 1e-4):
+        needed = swept(model, data, tolerance)
+        left = sizes[torch.arange(CLASSES - 1) >= needed.unsqueeze(1)]
+        assert float(left.sum()) <= tolerance * float(sizes.sum()) < float(left.sum()) + float(sizes.max())
+        means.append(float(needed.double().mean()))
+    assert means[0] < means[1] < means[2] < CLASSES - 1
+    assert means[1] < 2
+
+
+def test_what_is_left_to_chance_is_in_the_error(fitted, exact):
+    model, data = fitted
+    outside = 0
+    for seed in range(12):
+        report = sl.measure(model, data, measures=NAMES, seed=seed)
+        for name in NAMES:
+            value = report[name]
+            assert not value.exact
+            assert value.error_kind == "standard error"
+            assert 0 < value.error <= 1e-3 * value.value
+            assert "of 5 columns a sample, the rest in one random column" in value.method
+            outside += abs(value.value - exact[name].value) > 2 * value.error
+    assert outside <= 3
+
+
+def test_the_mean_over_seeds_is_the_exact_value(fitted, exact):
+    model, data = fitted
+    found = torch.tensor(
+        [sl.measure(model, data, measures=NAMES[:1], tolerance=0.1, seed=s)[NAMES[0]].value for s in range(30)]
+    )
+    off = abs(float(found.double().mean()) - exact[NAMES[0]].value)
+    assert off <= 4 * float(found.double().std()) / 30**0.5
+    assert float(found.double().std()) > 1e-6 * exact[NAMES[0]].value
+
+
+def test_twins_take_the_same_columns(fitted):
+    model, data = fitted
+    symmetries = sl.find_symmetries(model, data[0])
+    twin = symmetries.sample(1.0, seed=3).apply(model)
+    mine, others = (sl.measure(each, data, measures=NAMES) for each in (model, twin))
+    for name in ("rho_sum", "rho_row_sum", "normalized_sharpness"):
+        assert others[name].value == pytest.approx(mine[name].value, rel=1e-10)
+
+
+def test_a_stream_is_grouped_chunk_by_chunk(fitted, exact):
+    model, (x, y) = fitted
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=150)
+    report = sl.measure(model, loader, measures=NAMES)
+    for name in NAMES:
+        assert abs(report[name].value - exact[name].value) <= 2 * report[name].error
+
+
+@pytest.mark.parametrize("tolerance", [1e-7, 1e-3])
+def test_all_columns_where_less_is_asked_for_or_nothing_is_saved(fitted, tolerance):
+    model, (x, y) = fitted
+    data = (x, y) if tolerance < 1e-6 else (x, torch.arange(len(x)) % CLASSES)
+    if tolerance > 1e-6:
+        model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, CLASSES)).double()
+    assert swept(model, data, tolerance) is None
+    report = sl.measure(model, data, measures=NAMES, tolerance=tolerance)
+    assert all(report[name].exact for name in NAMES)
+
+
+def test_small_networks_are_swept_whole(fitted, monkeypatch):
+    monkeypatch.setattr(columns, "SMALL", 10_000_000)
+    assert swept(*fitted, 1e-3) is None
