@@ -31,6 +31,11 @@ CLAIMS = {
     "rho_sum": NEURON,
     "rho_row_max": NEURON,
     "rho_row_sum": NEURON,
+    "fisher_rao_full": NEURON | {"linear", "rotation"},
+    "relative_flatness": LAYER,
+    "relative_flatness_normalized": NEURON,
+    "relative_flatness_last": LAYER,
+    "whitened_flatness": NEURON | {"linear", "rotation", "input map"},
 }
 SEARCHED = frozenset(name for name in CLAIMS if name.endswith("sharpness") and "normalized" not in name)
 NAMES = list(CLAIMS)
@@ -104,6 +109,7 @@ def test_layers_and_neurons_are_as_invariant_as_the_whole(name):
 def test_only_the_normalized_loss_is_blind_to_the_scale_of_the_outputs(loss):
     model, x, y = cases.by_name("mlp").make()
     names = sorted(set(NAMES) - SEARCHED - {"volume_flatness", "hessian_spectral_norm", "hessian_trace"})
+    names.remove("relative_flatness_last")  # cross entropy only
     before = sl.measure(model, (x, y), loss, measures=names, tolerance=1e-10)
     with torch.no_grad():
         model[4].weight.mul_(10)

@@ -246,7 +246,7 @@ def _claims(each: Measure, kind: str, loss: Loss) -> bool:
     if kind == "output scale":
         return loss.name == "normalized_cross_entropy" and "layer" in each.invariant_under
     if kind == "input map":
-        return False
+        return kind in each.invariant_under
     return ("layer" if kind == "layer" else "neuron") in each.invariant_under
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from spiritlevel.curvature.metrics import Metrics
 from spiritlevel.curvature.taps import SampleAxis
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.network.layers import Layer
@@ -32,6 +33,7 @@ class Anatomy:
         spread: Entries a sample has in the results of all layers with several positions.
         work: Multiplications for a sample in all layers, about: what pulling one column back takes.
         paths: The sequences of operations that all this was read from.
+        metrics: Statistic → layer → the metric that it is taken in.
     """
 
     layers: Mapping[str, Layer]
@@ -41,6 +43,7 @@ class Anatomy:
     spread: int = 0
     work: int = 0
     paths: set[int] = field(default_factory=set)
+    metrics: Metrics = field(default_factory=dict)
 
     @property
     def swept(self) -> list[str]:

@@ -19,6 +19,7 @@ from scipy import special
 from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.curvature.metrics import METRICS, LayerMetric, Metrics
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, GROUPS, ROWS, STATISTICS
 from spiritlevel.network.layers import Layer
 
@@ -125,24 +126,28 @@ def probe(
     tolerance: float,
     most_probes: int,
     generator: torch.Generator,
+    metrics: Metrics | None = None,
 ) -> Estimates:
     """Probe the blocks of the parameters in `bent` until each total is known to `tolerance` or probes run out.
 
     `known` holds the exact part of each statistic, against whose size the tolerance is meant.
     """
     estimates = Estimates()
+    metrics = metrics or {}
     open_kinds = [(kind, name) for kind in (DIAGONAL, ROWS, COLUMNS) if kind in wanted for name in bent]
     open_kinds = [(kind, name) for kind, name in open_kinds if kind == DIAGONAL or name in layers]
+    open_kinds += [(kind, name) for kind in metrics if kind in wanted for name in bent if name in metrics[kind]]
     every = list(open_kinds)
     left = dict.fromkeys(open_kinds, GROUPS)  # the first round is drawn in any case
     rounds = 0
     while open_kinds and rounds * GROUPS < most_probes:
         formed = blocks_worth_forming(products, open_kinds, left)
         for name in formed:
-            _form(products, layers.get(name), name, [kind for kind, other in every if other == name], estimates)
+            kinds = [kind for kind, other in every if other == name]
+            _form(products, layers.get(name), name, kinds, estimates, metrics)
         open_kinds = [(kind, name) for kind, name in open_kinds if name not in formed]
         for group in range(GROUPS if open_kinds else 0):
-            _one_round(products, layers, open_kinds, group, rounds, estimates, generator)
+            _one_round(products, layers, open_kinds, group, rounds, estimates, generator, metrics)
         rounds += 1
         for kind, name in open_kinds:
             probed = estimates.found[kind][name]
@@ -162,14 +167,19 @@ def blocks_worth_forming(products: HessianProducts, open_kinds: Open, left: Mapp
         return []
     names = list(dict.fromkeys(name for _, name in open_kinds))
     size = {name: products.problem.parameters[name].numel() for name in names}
-    if all(sum(kind == other for other, _ in open_kinds) <= MOST_ALONE for kind in (DIAGONAL, ROWS, COLUMNS)):
+    if all(sum(kind == other for other, _ in open_kinds) <= MOST_ALONE for kind, _ in open_kinds):
         return [name for name in names if size[name] <= sum(left[each] for each in open_kinds if each[1] == name)]
     together = {kind: max(left[kind, name] for other, name in open_kinds if other == kind) for kind, _ in open_kinds}
     return names if sum(size.values()) <= sum(together.values()) else []
 
 
 def _form(
-    products: HessianProducts, layer: Layer | None, name: str, kinds: Sequence[str], estimates: Estimates
+    products: HessianProducts,
+    layer: Layer | None,
+    name: str,
+    kinds: Sequence[str],
+    estimates: Estimates,
+    metrics: Metrics,
 ) -> None:
     """The exact statistics of one parameter, from its block of the Hessian."""
     weight = products.problem.parameters[name]
@@ -181,8 +191,19 @@ def _form(
     estimates.products += len(units)
     block = torch.stack(images) if images else weight.new_zeros(0, 0, dtype=torch.float64)
     for kind in kinds:
-        exact = block.diagonal().reshape(weight.shape) if kind == DIAGONAL else _forms(kind, block, weight, layer)
+        if kind in metrics:
+            exact = _trace_in(metrics[kind][name], block)
+        else:
+            exact = block.diagonal().reshape(weight.shape) if kind == DIAGONAL else _forms(kind, block, weight, layer)
         estimates.found.setdefault(kind, {})[name] = Probed(exact.unsqueeze(0))
+
+
+def _trace_in(metric: LayerMetric, block: Tensor) -> Tensor:
+    """The trace of a block in a metric: Z = 1 in one entry after the other."""
+    units = torch.eye(metric.coordinates.numel()).to(block)
+    directions = [metric.direction(unit.view(metric.coordinates)).reshape(-1) for unit in units]
+    together = torch.stack(directions) if directions else block.new_zeros(0, len(block))
+    return ((together @ block) * together).sum()
 
 
 def _forms(kind: str, block: Tensor, weight: Tensor, layer: Layer | None) -> Tensor:
@@ -215,13 +236,14 @@ def _one_round(
     rounds: int,
     estimates: Estimates,
     generator: torch.Generator,
+    metrics: Metrics,
 ) -> None:
     """One probe of everything still open, in one pass over the data where memory allows."""
     parameters = products.problem.parameters
     requests: list[tuple[str, dict[str, Tensor]]] = []
     for kind in dict.fromkeys(kind for kind, _ in kinds):
         vectors = {
-            name: _probe_vector(kind, parameters[name], layers.get(name), generator)
+            name: _probe_vector(kind, parameters[name], layers.get(name), generator, metrics.get(kind, {}).get(name))
             for open_kind, name in kinds
             if open_kind == kind
         }
@@ -261,7 +283,11 @@ def _read(
             mean += (sample - mean) / (rounds + 1)
 
 
-def _probe_vector(kind: str, weight: Tensor, layer: Layer | None, generator: torch.Generator) -> Tensor:
+def _probe_vector(
+    kind: str, weight: Tensor, layer: Layer | None, generator: torch.Generator, metric: LayerMetric | None = None
+) -> Tensor:
+    if metric is not None:
+        return metric.direction(_signs(metric.coordinates, metric.right, generator)).to(weight)
     if kind == DIAGONAL or layer is None:
         return _signs(weight.shape, weight, generator)
     matrix = layer.matrix(weight)  # (groups, rows, columns, kernel)
@@ -272,6 +298,8 @@ def _probe_vector(kind: str, weight: Tensor, layer: Layer | None, generator: tor
 def _reading(kind: str, vector: Tensor, image: Tensor, layer: Layer | None) -> Tensor:
     """v ⊙ Rv, summed over each row or column; the signs cancel because each stands for a whole row or column."""
     product = vector * image
+    if kind in METRICS:
+        return product.sum(dtype=torch.float64)
     if kind == DIAGONAL or layer is None:
         return product
     matrix = layer.matrix(product)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from scipy.linalg import blas
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -87,7 +88,7 @@ class Gradients:
         if self._kind == "dense":
             return phi.reshape(len(phi), -1, phi.shape[-1]).mT
         if self._kind == "convolution":
-            return self._grouped(_unfold(phi.flatten(0, 1), self._kernel, self._use.linear.settings))
+            return self._grouped(unfold(phi.flatten(0, 1), self._kernel, self._use.linear.settings))
         return self._grouped(phi.flatten(0, 1).flatten(2).unsqueeze(2))
 
     def right(self, deltas: list[Tensor], part: slice) -> Tensor:
@@ -98,7 +99,7 @@ class Gradients:
         if self._kind == "convolution":
             return torch.cat([self._grouped(delta.flatten(0, 1).flatten(2).unsqueeze(2)) for delta in found], 1).mT
         most = tuple(self._use.phi.shape[2:])
-        windows = [_unfold(delta.flatten(0, 1), self._kernel, self._use.linear.settings, most) for delta in found]
+        windows = [unfold(delta.flatten(0, 1), self._kernel, self._use.linear.settings, most) for delta in found]
         return torch.cat([self._grouped(window) for window in windows], 1).mT
 
     def product(self, deltas: list[Tensor], part: slice) -> Tensor:
@@ -195,7 +196,7 @@ class Gradients:
         return parted.permute(0, 2, 3, 1, 4).reshape(-1, inner, repeat * positions)
 
 
-def _unfold(
+def unfold(
     array: Tensor, kernel: tuple[int, ...], settings: Mapping[str, Any], most: tuple[int, ...] | None = None
 ) -> Tensor:
     """(samples, channels, kernel positions, output positions) of a convolution of any dimension.
@@ -233,20 +234,20 @@ def _padding(padding: tuple[int, ...] | str, kernel: tuple[int, ...], dilation: 
 
 def lookup_squares(pairs: list[tuple[LinearUse, Tensor]], shares: Tensor, out: Tensor) -> None:
     """Σ_n c_n g_n² for an embedding, into `out`: gradients of equal tokens are added before they are squared."""
-    indices, summed, share = _merged_tokens(pairs)
+    indices, summed, share = merged_tokens(pairs)
     contribution = summed.square() * (share * shares.unsqueeze(1)).unsqueeze(2)
     out.index_add_(0, indices.flatten(), contribution.flatten(0, 1).to(out.dtype))
 
 
 def lookup_columns(pairs: list[tuple[LinearUse, Tensor]], shares: Tensor, out: Tensor) -> None:
     """Σ_n c_n (Σ_j W_jv g_jv)² for every entry v of the vocabulary, into `out`."""
-    indices, summed, share = _merged_tokens(pairs)
+    indices, summed, share = merged_tokens(pairs)
     weight = pairs[0][0].linear.weight.detach()
     sums = (summed * weight[indices]).sum(2)
     out.index_add_(0, indices.flatten(), (sums.square() * share * shares.unsqueeze(1)).flatten().to(out.dtype))
 
 
-def _merged_tokens(pairs: list[tuple[LinearUse, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+def merged_tokens(pairs: list[tuple[LinearUse, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Indices (n, T) over all uses; δ summed over equal tokens of a sample (n, T, d); one over how many (n, T)."""
     indices = torch.cat([use.axis.split(use.phi).flatten(1) for use, _ in pairs], dim=1)
     deltas = torch.cat([by_sample(use, delta) for use, delta in pairs], dim=1)
@@ -255,6 +256,15 @@ def _merged_tokens(pairs: list[tuple[LinearUse, Tensor]]) -> tuple[Tensor, Tenso
         deltas = deltas * (indices != fixed).unsqueeze(2)
     same = (indices.unsqueeze(1) == indices.unsqueeze(2)).to(deltas.dtype)
     return indices, torch.bmm(same, deltas), 1 / same.sum(2)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """rowsᵀ rows, at half the cost of a general product where BLAS can be asked for it."""
+    if rows.device.type != "cpu" or not rows.numel() or rows.dtype not in (torch.float32, torch.float64):
+        return rows.mT @ rows
+    syrk = blas.dsyrk if rows.dtype == torch.float64 else blas.ssyrk
+    upper = torch.from_numpy(syrk(1.0, rows.contiguous().numpy().T)).to(rows.dtype)  # the other triangle is zero
+    return upper + upper.triu(1).mT
 
 
 def _inner_product(first: Tensor, second: Tensor) -> Tensor:

@@ -18,12 +18,15 @@ from torch import Tensor
 
 from spiritlevel.curvature import kernels
 from spiritlevel.curvature.anatomy import Anatomy
+from spiritlevel.curvature.metric_sums import metric_sums
+from spiritlevel.curvature.metrics import METRICS
 from spiritlevel.curvature.taps import LinearUse, SampleAxis, Tap, VectorUse
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.losses import output_factor
 from spiritlevel.problem.problem import Problem
 
-STATISTICS = TRACE, DIAGONAL, ROWS, COLUMNS, FISHER = "trace", "diagonal", "rows", "columns", "fisher"
+TRACE, DIAGONAL, ROWS, COLUMNS, FISHER = "trace", "diagonal", "rows", "columns", "fisher"
+STATISTICS = (TRACE, DIAGONAL, ROWS, COLUMNS, FISHER, *METRICS)
 
 # More columns than this a sample are sampled instead of swept, in this many independent draws, unless all of them are cheap
 # anyway: so many multiplications take a core ten seconds in dense layers, a minute in narrow convolutions. Counted, not timed, so
@@ -47,7 +50,7 @@ class Sums:
     """What a sweep accumulates, in float64.
 
     trace: parameter → one number, kept where it was asked for without the diagonal. diagonal, fisher: parameter →
-    tensor of its shape. rows, columns: weight → one entry a neuron.
+    tensor of its shape. rows, columns: weight → one entry a neuron. whitened and so on: weight → one number.
     """
 
     trace: dict[str, Tensor] = field(default_factory=dict)
@@ -55,6 +58,9 @@ class Sums:
     rows: dict[str, Tensor] = field(default_factory=dict)
     columns: dict[str, Tensor] = field(default_factory=dict)
     fisher: dict[str, Tensor] = field(default_factory=dict)
+    whitened: dict[str, Tensor] = field(default_factory=dict)
+    relative: dict[str, Tensor] = field(default_factory=dict)
+    normalized: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, kind: str, name: str, array: Tensor) -> None:
         store: dict[str, Tensor] = getattr(self, kind)
@@ -180,6 +186,7 @@ class TappedChunk:
 
     def __init__(self, problem: Problem, anatomy: Anatomy, chunk: Batch, *, inputs: bool) -> None:
         leaves = problem.leaves()
+        self._metrics = anatomy.metrics
         self._tap = Tap(leaves, anatomy.axes, inputs=inputs)
         with problem.undisturbed(), torch.enable_grad():
             with self._tap:
@@ -221,7 +228,9 @@ class TappedChunk:
 
     def accumulate(self, columns: Iterable[Column], weight: float, wanted: frozenset[str], sums: Sums) -> None:
         """Pull every column back and add its share: `weight` is the chunk's in the mean over all data."""
-        layers = {name: _sums_for(uses, wanted, self._lone) for name, uses in self._linear.items()}
+        plain = self._linear if wanted - frozenset(METRICS) else {}
+        layers = {name: _sums_for(uses, wanted, self._lone) for name, uses in plain.items()}
+        every = [*layers.items(), *metric_sums(self._linear, self._metrics, wanted)]
         known = {layer.bias for layer in layers.values() if isinstance(layer, DenseSums)}
         vectors = {name: uses for name, uses in self._vectors.items() if name not in known}
         vectors = vectors if wanted & {TRACE, DIAGONAL} else {}
@@ -230,18 +239,18 @@ class TappedChunk:
         for count, (vector, signs) in enumerate(columns, start=1):
             share = equal if signs is None else equal * signs
             arrived = self.pull(vector)
-            for name, layer in layers.items():
+            for name, layer in every:
                 layer.add([arrived.get(id(use)) for use in self._linear[name]], share)
             for name, uses in vectors.items():
                 parts = [_vector_gradient(use, arrived[id(use)][0]) for use in uses if id(use) in arrived]
                 if parts:
                     _add(found, name, share @ _total(parts).square().reshape(self.samples, -1))
             if count % SIDE_BY_SIDE == 0:
-                for layer in layers.values():
+                for _, layer in every:
                     layer.gather()
         for name, array in found.items():
             _add_diagonal(sums, wanted, name, array.reshape(self._shapes[name]))
-        for name, layer in layers.items():
+        for name, layer in every:
             layer.gather()
             layer.finish(name, sums)
 

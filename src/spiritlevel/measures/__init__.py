@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from spiritlevel.measures import dinh2017, keskar2017, liang2019, petzka2019, rangamani2019, tsuzuku2019
+from spiritlevel.measures import (
+    dinh2017,
+    keskar2017,
+    liang2019,
+    petzka2019,
+    petzka2021,
+    rangamani2019,
+    spiritlevel2026,
+    tsuzuku2019,
+)
 
-PAPERS = (dinh2017, keskar2017, rangamani2019, tsuzuku2019, liang2019, petzka2019)
+PAPERS = (dinh2017, keskar2017, rangamani2019, tsuzuku2019, liang2019, petzka2019, petzka2021, spiritlevel2026)

@@ -1,9 +1,18 @@
-"""Liang, Poggio, Rakhlin, Stokes 2019, "Fisher–Rao Metric, Geometry, and Complexity of Neural Networks"."""
+"""Liang, Poggio, Rakhlin, Stokes 2019, "Fisher–Rao Metric, Geometry, and Complexity of Neural Networks".
+
+The paper's norm is the quadratic form θᵀI(θ)θ = E(θ·∇ℓ)² with the empirical Fisher matrix I: `fisher_rao_full`. It is a number of the
+function's own slope along θ, which no linear symmetry changes. `fisher_rao_norm` takes the diagonal of I only, as Tsuzuku,
+Sato and Sugiyama do in their comparison; it survives rescalings, but not a change of basis in a head of attention.
+"""
 
 from __future__ import annotations
 
+import torch
+
+from spiritlevel.curvature.fisher import fisher_form, fisher_form_of
+from spiritlevel.curvature.rounding import rounding_errors
 from spiritlevel.measuring.evidence import Evidence, Statistics
-from spiritlevel.measuring.readings import FISHER, Reading, from_statistics, unavailable
+from spiritlevel.measuring.readings import FISHER, ROUNDING, Reading, from_statistics, unavailable
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.value import Value
 
@@ -27,6 +36,26 @@ def _compute(measure: Measure, evidence: Evidence) -> Value:
     return _read(measure, evidence) if evidence.sees_samples else unavailable(measure, NO_SAMPLES)
 
 
+def _full(measure: Measure, evidence: Evidence) -> Value:
+    """(1/N) Σ_n (θ·∇ℓ_n)²."""
+    if not evidence.sees_samples:
+        return unavailable(measure, NO_SAMPLES)
+    problem = evidence.problem
+    problem.check_derivatives()
+    value = fisher_form(problem)
+    (error,) = rounding_errors(problem, lambda batch: [fisher_form_of(problem, batch)])
+    precision = torch.finfo(problem.dtype)
+    error += ROUNDING * precision.eps * abs(value) + precision.tiny
+    return Value(
+        measure.name,
+        value,
+        error,
+        exact=True,
+        converged=error <= evidence.tolerance * abs(value),
+        method="derivatives of every sample's loss along θ",
+    )
+
+
 MEASURES = (
     Measure(
         "fisher_rao_norm",
@@ -36,5 +65,14 @@ MEASURES = (
         frozenset({"layer", "neuron"}),
         _compute,
         _needs,
+    ),
+    Measure(
+        "fisher_rao_full",
+        "liang2019",
+        "squared slope of every sample's loss along the weights themselves",
+        "θᵀ I(θ) θ = (1/N) Σ_n (θ·∇ℓ_n)²",
+        frozenset({"layer", "neuron", "linear", "rotation"}),
+        _full,
+        costly=True,
     ),
 )

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -17,9 +17,11 @@ from spiritlevel.curvature.blocks import GaussNewtonBlocks
 from spiritlevel.curvature.columns import sweep_within
 from spiritlevel.curvature.estimate import Estimates, mean_of, merged, probe
 from spiritlevel.curvature.examine import examine
+from spiritlevel.curvature.fisher import fisher_by_sample
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair
+from spiritlevel.curvature.metrics import Metrics
 from spiritlevel.curvature.operators import Scaling, scaling
 from spiritlevel.curvature.rounding import array_shifts, rounding_errors, widened
 from spiritlevel.curvature.statistics import (
@@ -33,6 +35,7 @@ from spiritlevel.curvature.statistics import (
     sweep_batch,
 )
 from spiritlevel.curvature.ways import remainder_objective
+from spiritlevel.curvature.whitening import layer_metrics
 from spiritlevel.measuring.needs import Needs, Operator
 from spiritlevel.network.layers import Layer
 from spiritlevel.problem.batches import Batch
@@ -52,6 +55,8 @@ class Statistics:
         diagonal: Parameter name → diagonal of its block of H.
         rows, columns: Weight's name → w_jᵀ H_jj w_j of every row (column) j.
         fisher: Parameter name → (1/N) Σ_n (∂ℓ_n/∂θ_i)².
+        whitened, relative, normalized: Weight's name → the trace of its block in that metric, one number.
+        metrics: Those metrics.
     """
 
     layers: Mapping[str, Layer]
@@ -61,6 +66,10 @@ class Statistics:
     rows: Arrays = field(default_factory=dict)
     columns: Arrays = field(default_factory=dict)
     fisher: Arrays = field(default_factory=dict)
+    whitened: Arrays = field(default_factory=dict)
+    relative: Arrays = field(default_factory=dict)
+    normalized: Arrays = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
 
 
 class _InDouble(Mapping[str, Tensor]):
@@ -196,8 +205,19 @@ class Evidence:
     def swept(self) -> Sweep:
         if self.gathered.swept is None:
             generator = self.generator("columns")
-            self.gathered.swept = sweep_within(self.problem, self.anatomy, self._kinds, generator, self.tolerance)
+            self.gathered.swept = sweep_within(self.problem, self._in_metrics, self._kinds, generator, self.tolerance)
         return self.gathered.swept
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The metrics that statistics are asked for in, from forward passes."""
+        return layer_metrics(
+            self.problem, self.anatomy.layers, self.needs.statistics, frozenset(self.bent), self.generator
+        )
+
+    @property
+    def _in_metrics(self) -> Anatomy:
+        return replace(self.anatomy, metrics=self.metrics)
 
     @cached_property
     def _kinds(self) -> frozenset[str]:
@@ -232,7 +252,7 @@ class Evidence:
             arrays[TRACE] = {name: diagonal.sum() for name, diagonal in arrays[DIAGONAL].items()}
         for name in weights:
             arrays[TRACE].setdefault(name, torch.zeros((), dtype=torch.float64))
-        return Statistics(self.anatomy.layers, weights, **arrays)
+        return Statistics(self.anatomy.layers, weights, metrics=self.metrics, **arrays)
 
     def shifted(self, kinds: frozenset[str]) -> Iterator[Statistics]:
         """The same statistics with what rounding and kinks may have changed, one possible change after the other, and
@@ -246,7 +266,7 @@ class Evidence:
                 diagonals = shift[DIAGONAL]
                 changes = {name: diagonal.sum(dtype=torch.float64) for name, diagonal in diagonals.items()}
                 arrays[TRACE] = _plus(self.statistics.trace, changes)
-            yield Statistics(self.statistics.layers, self.statistics.weights, **arrays)
+            yield Statistics(self.statistics.layers, self.statistics.weights, metrics=self.metrics, **arrays)
 
     @property
     def probes_relative_error(self) -> float:
@@ -263,7 +283,7 @@ class Evidence:
         formed = self.estimates.rounding_of_formed(torch.finfo(self.problem.dtype).eps)
         if not self.anatomy.axes or self.swept.sampled:
             return formed
-        seen = array_shifts(self.problem, lambda batch: sweep_batch(self.problem, self.anatomy, self._kinds, batch))
+        seen = array_shifts(self.problem, lambda batch: sweep_batch(self.problem, self._in_metrics, self._kinds, batch))
         return seen if seen is None else [*seen, *formed]
 
     @property
@@ -334,13 +354,14 @@ class Evidence:
             tolerance=self.tolerance,
             most_probes=self.most_probes,
             generator=self.generator("probes"),
+            metrics=self.metrics,
         )
 
     def _slow_fisher(self) -> dict[str, Tensor]:
         """Parameters the sweep cannot read sample by sample: one gradient a sample, for these only."""
         if self.gathered.slow_fisher is None:
             missing = [name for name in self.problem.parameters if name not in self.anatomy.axes]
-            self.gathered.slow_fisher = _fisher_by_sample(self.problem, missing) if missing else {}
+            self.gathered.slow_fisher = fisher_by_sample(self.problem, missing) if missing else {}
         return self.gathered.slow_fisher
 
     # --- eigenvalues ---------------------------------------------------------------------------------------------
@@ -432,19 +453,3 @@ class Evidence:
     def dropped_blocks(self) -> tuple[str, ...]:
         """Parameter tensors of norm zero, which have no metric."""
         return tuple(name for name, value in self.problem.parameters.items() if not bool(value.any()))
-
-
-def _fisher_by_sample(problem: Problem, names: list[str]) -> dict[str, Tensor]:
-    sums = {name: torch.zeros_like(problem.parameters[name], dtype=torch.float64) for name in names}
-    with problem.undisturbed(), torch.enable_grad():
-        for chunk, weight in problem.chunks():
-            leaves = problem.leaves()
-            for n in range(len(chunk)):
-                loss = problem.chunk_loss(leaves, chunk[n : n + 1])
-                parts = torch.autograd.grad(loss, [leaves[name] for name in names], allow_unused=True)
-                for name, part in zip(names, parts, strict=True):
-                    if part is not None:
-                        sums[name].add_(part.double().square(), alpha=weight / len(chunk))
-    problem.work.add(passes=1, gradients=1)
-    problem.ranks.sum_(list(sums.values()))
-    return sums

@@ -23,7 +23,8 @@ class Operator:
 class Needs:
     """What a measure needs of the engine; the plan of a call is the union over its measures.
 
-    statistics: Of the sweep: "trace", "diagonal", "rows", "columns", "fisher".
+    statistics: Of the sweep: "trace", "diagonal", "rows", "columns", "fisher", and the traces in a metric: "whitened",
+        "relative", "normalized".
     operators: Extreme eigenpairs of scaled Hessians.
     layer_eigenvalues: λ_max of every layer's block.
     """

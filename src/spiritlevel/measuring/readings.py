@@ -35,6 +35,7 @@ class Reading:
     layers: Mapping[str, float] = field(default_factory=dict)
     neurons: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    doubts: Mapping[str, float] = field(default_factory=dict)  # layer → how far it may be off beyond what readings show
 
 
 def from_statistics(
@@ -83,14 +84,30 @@ def from_statistics(
     return compute, lambda _measure: Needs(statistics=kinds)
 
 
+def traces_in(kind: str) -> Callable[[Statistics], Reading]:
+    """The trace of every layer's block in a metric, and their sum."""
+
+    def read(statistics: Statistics) -> Reading:
+        found, metrics = getattr(statistics, kind), statistics.metrics.get(kind, {})
+        layers = {name: float(found[name]) if name in found else 0.0 for name in statistics.layers}
+        doubts = {name: metric.doubt * abs(layers[name]) for name, metric in metrics.items()}
+        notes = tuple(note for metric in metrics.values() for note in metric.notes)
+        return Reading(sum(layers.values()), layers, notes=notes, doubts=doubts)
+
+    return read
+
+
 def _rounded(reading: Reading, shifted: list[Reading], evidence: Evidence) -> Estimated:
     """An exact reading with the error that rounding and kinks leave in it."""
     relative = (ROUNDING if evidence.comparable else UNKNOWN) * torch.finfo(evidence.problem.dtype).eps
     if evidence.estimates.found:  # what is made of products is not compared with another precision
         relative += evidence.probes_relative_error + FORMED * torch.finfo(evidence.problem.dtype).eps
     error = relative * abs(reading.value) + sum(abs(other.value - reading.value) for other in shifted)
+    error += sum(reading.doubts.values())
     layers = {
-        name: relative * abs(value) + sum(abs(other.layers[name] - value) for other in shifted)
+        name: relative * abs(value)
+        + sum(abs(other.layers[name] - value) for other in shifted)
+        + reading.doubts.get(name, 0.0)
         for name, value in reading.layers.items()
     }
     return Estimated(reading.value, error, reading.layers, layers)
@@ -188,5 +205,6 @@ __all__ = [
     "eigenvalue",
     "from_eigenpair",
     "from_statistics",
+    "traces_in",
     "unavailable",
 ]

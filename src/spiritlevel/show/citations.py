@@ -31,19 +31,19 @@ class Citation:
         """One line of a reference list."""
         people = [" ".join(reversed(author.split(", "))) for author in self.authors]
         listed = people[0] if len(people) == 1 else f"{', '.join(people[:-1])} and {people[-1]}"
-        return f"{listed}: {self.title}. {self.venue}, {self.year}. arXiv:{self.arxiv}"
+        preprint = f" arXiv:{self.arxiv}" if self.arxiv else ""
+        return f"{listed}: {self.title}. {self.venue}, {self.year}.{preprint}"
 
     @property
     def bibtex(self) -> str:
         """An entry for a bibliography."""
-        where = "booktitle" if self.kind == "inproceedings" else "journal"
+        where = {"inproceedings": "booktitle", "article": "journal"}.get(self.kind, "howpublished")
         fields = {
             "author": " and ".join(self.authors),
             "title": f"{{{self.title}}}",
             where: self.venue,
             "year": str(self.year),
-            "eprint": self.arxiv,
-            "archiveprefix": "arXiv",
+            **({"eprint": self.arxiv, "archiveprefix": "arXiv"} if self.arxiv else {}),
         }
         lines = "".join(f"  {name} = {{{entry}}},\n" for name, entry in fields.items())
         return f"@{self.kind}{{{self.key},\n{lines}}}"
@@ -114,6 +114,29 @@ _PAPERS = (
         2019,
         "1912.00058",
         "article",
+    ),
+    Citation(
+        "petzka2021",
+        (
+            "Petzka, Henning",
+            "Kamp, Michael",
+            "Adilova, Linara",
+            "Sminchisescu, Cristian",
+            "Boley, Mario",
+        ),
+        "Relative Flatness and Generalization",
+        "Advances in Neural Information Processing Systems",
+        2021,
+        "2001.00939",
+    ),
+    Citation(
+        "spiritlevel2026",
+        ("The spiritlevel developers",),
+        "spiritlevel: flatness of trained networks in numbers that no rescaling of weights can fool",
+        "software",
+        2026,
+        "",
+        "misc",
     ),
 )
 
