@@ -32,12 +32,17 @@ CLAIMS = {
     "rho_row_max": NEURON,
     "rho_row_sum": NEURON,
     "fisher_rao_full": NEURON | {"linear", "rotation"},
+    "minimum_sharpness": LAYER,
+    "minimum_sharpness_neurons": NEURON,
+    "path_norm": NEURON,
     "relative_flatness": LAYER,
     "relative_flatness_normalized": NEURON,
     "relative_flatness_last": LAYER,
     "whitened_flatness": NEURON | {"linear", "rotation", "input map"},
 }
-SEARCHED = frozenset(name for name in CLAIMS if name.endswith("sharpness") and "normalized" not in name)
+SEARCHED = frozenset(
+    name for name in CLAIMS if name.endswith("sharpness") and not name.startswith(("normalized", "matrix", "minimum"))
+)
 NAMES = list(CLAIMS)
 
 

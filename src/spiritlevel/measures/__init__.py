@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from spiritlevel.measures import (
     dinh2017,
+    ibayashi2021,
     keskar2017,
     liang2019,
+    neyshabur2015,
     petzka2019,
     petzka2021,
     rangamani2019,
@@ -13,4 +15,15 @@ from spiritlevel.measures import (
     tsuzuku2019,
 )
 
-PAPERS = (dinh2017, keskar2017, rangamani2019, tsuzuku2019, liang2019, petzka2019, petzka2021, spiritlevel2026)
+PAPERS = (
+    dinh2017,
+    keskar2017,
+    rangamani2019,
+    tsuzuku2019,
+    liang2019,
+    petzka2019,
+    petzka2021,
+    ibayashi2021,
+    neyshabur2015,
+    spiritlevel2026,
+)

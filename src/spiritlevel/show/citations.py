@@ -130,6 +130,23 @@ _PAPERS = (
         "2001.00939",
     ),
     Citation(
+        "ibayashi2021",
+        ("Ibayashi, Hikaru", "Hamaguchi, Takuo", "Imaizumi, Masaaki"),
+        "Minimum Sharpness: Scale-invariant Parameter-robustness of Neural Networks",
+        "arXiv preprint",
+        2021,
+        "2106.12612",
+        "article",
+    ),
+    Citation(
+        "neyshabur2015",
+        ("Neyshabur, Behnam", "Tomioka, Ryota", "Srebro, Nathan"),
+        "Norm-Based Capacity Control in Neural Networks",
+        "Conference on Learning Theory",
+        2015,
+        "1503.00036",
+    ),
+    Citation(
         "spiritlevel2026",
         ("The spiritlevel developers",),
         "spiritlevel: flatness of trained networks in numbers that no rescaling of weights can fool",

@@ -26,6 +26,8 @@ from spiritlevel.symmetry.symmetries import Symmetries
 
 Floats = NDArray[np.float64]
 TOLERANCE = 1e-12
+# Terms of so many layers are compared with one another, to add up those that move alike.
+MOST_COMPARED = 64
 """The largest |in − out| / (in + out) left in any channel, norms squared."""
 
 
@@ -78,6 +80,39 @@ def least_sum(symmetries: Symmetries, masses: Mapping[str, Tensor], sign: Litera
     kept, dead = _determined(sign * exponents)
     x, residual, iterations = _minimize(m[kept], sign * exponents[kept])
     return Balance(Rescaling(symmetries, torch.from_numpy(x)), tuple(dead.tolist()), residual, iterations)
+
+
+def least_value(
+    symmetries: Symmetries, masses: Mapping[str, Tensor], sign: Literal[1, -1], spread: Floats | None = None
+) -> float:
+    """The infimum of Σ m·s² over all parameters, s as in `least_sum`; terms that go to zero at infinity count as zero.
+
+    spread: (factors, k): the logarithms of the factors are its combinations; any at all where it is None.
+    """
+    m, exponents = _terms(symmetries, masses)
+    if spread is not None:
+        exponents = sparse.csr_matrix(np.asarray(exponents @ spread).reshape(len(m), spread.shape[1]))
+    still = sum(float(part.sum(dtype=torch.float64)) for part in masses.values()) - float(m.sum())
+    m, exponents = _merged(m, exponents)
+    moving = exponents.getnnz(axis=1) > 0
+    still += float(m[~moving].sum())
+    m, exponents = m[moving], sign * exponents[moving]
+    if not len(m):
+        return still
+    kept, _ = _determined(exponents)
+    m, exponents = m[kept], exponents[kept]
+    x, *_ = _minimize(m, exponents)
+    return still + float((m * np.exp(2 * (exponents @ x))).sum())
+
+
+def _merged(m: Floats, exponents: sparse.csr_matrix) -> tuple[Floats, sparse.csr_matrix]:
+    """Terms with the same exponents added up, where these are few enough to be compared."""
+    if exponents.shape[1] > MOST_COMPARED or not len(m):
+        return m, exponents
+    rows, inverse = np.unique(exponents.toarray().round(12), axis=0, return_inverse=True)
+    merged = sparse.csr_matrix(rows)
+    merged.eliminate_zeros()
+    return np.bincount(inverse.reshape(-1), weights=m, minlength=len(rows)), merged
 
 
 def _terms(symmetries: Symmetries, masses: Mapping[str, Tensor]) -> tuple[Floats, sparse.csr_matrix]:
