@@ -86,7 +86,7 @@ def test_flatten_maps_a_channel_to_its_block_of_features() -> None:
 
 def test_groups_say_which_factors_cross_a_batch_normalization() -> None:
     model, x = built("vgg with batch norm")
-    groups = find_symmetries(model, x).groups
+    groups = find_symmetries(model, x).scale_groups
     assert [group.kind for group in groups] == ["batch-norm", "neuron"] * 3 + ["neuron"]
     assert groups[0].multiplies == ("0.weight", "0.bias", "1.running_mean")
     assert groups[0].divides == ("1.weight",)
@@ -236,7 +236,7 @@ def test_a_frozen_layer_and_a_dictionary_of_inputs() -> None:
     model.embed.requires_grad_(False)
     symmetries = find_symmetries(model, {"tokens": torch.tensor([[1, 2]]), "scale": torch.tensor(2.0)})
     assert symmetries.dimension == 4
-    assert symmetries.groups[0].multiplies == ("embed.weight",)
+    assert symmetries.scale_groups[0].multiplies == ("embed.weight",)
     symmetries.sample(1.0, 0).apply(model)
 
 

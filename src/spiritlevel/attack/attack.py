@@ -28,8 +28,9 @@ from spiritlevel.problem.problem import Problem
 from spiritlevel.symmetry.canonical import least_sum
 from spiritlevel.symmetry.discover import find_symmetries
 from spiritlevel.symmetry.layerwise import LayerScales
+from spiritlevel.symmetry.moves import relative_change
 from spiritlevel.symmetry.quiet import as_call, outputs
-from spiritlevel.symmetry.rescale import Rescaling, relative_change
+from spiritlevel.symmetry.rescale import Rescaling
 from spiritlevel.symmetry.symmetries import Symmetries
 from spiritlevel.symmetry.trace import tensors_in
 

@@ -110,7 +110,7 @@ class Twins:
         self._model, self._data = model, data
         self._example = Batch(data.first.inputs, None).map(_double).inputs
         self._symmetries: Symmetries = find_symmetries(model, self._example)
-        self._groups = {f"group: {group.name}": group for group in self._symmetries.groups}
+        self._groups = {f"group: {group.name}": group for group in self._symmetries.scale_groups}
 
     def available(self, kinds: Sequence[str], *, groups: bool) -> tuple[list[str], dict[str, str]]:
         """The kinds this network has, and for the others why not."""
@@ -126,7 +126,7 @@ class Twins:
         return found, skipped
 
     def _missing(self, kind: str) -> str:
-        present = {group.kind for group in self._symmetries.groups}
+        present = {group.kind for group in self._symmetries.scale_groups}
         if kind == "layer" and not LayerScales(self._symmetries).spread.shape[1]:
             return "no layer of this network can be rescaled as a whole"
         if kind in ("neuron", "batch-norm") and kind not in present:

@@ -1,4 +1,4 @@
-"""Which rescalings leave a network's function alone, and what can be done with them."""
+"""Which changes of its parameters leave a network's function alone, and what can be done with them."""
 
 from spiritlevel.symmetry.canonical import Balance, balance, canonicalize
 from spiritlevel.symmetry.discover import find_symmetries
@@ -15,9 +15,11 @@ from spiritlevel.symmetry.manifold import (
     node_metric,
     riemannian_gradient,
 )
+from spiritlevel.symmetry.moves import relative_change
 from spiritlevel.symmetry.reparametrize import Bijection, compose, power_family, radial, weight_normalization
-from spiritlevel.symmetry.rescale import Rescaling, relative_change
-from spiritlevel.symmetry.symmetries import Slice, Symmetries
+from spiritlevel.symmetry.rescale import Rescaling
+from spiritlevel.symmetry.symmetries import Slice, Symmetries, SymmetryGroup
+from spiritlevel.symmetry.transformation import Transformation
 
 __all__ = [
     "Balance",
@@ -29,6 +31,8 @@ __all__ = [
     "Rescaling",
     "Slice",
     "Symmetries",
+    "SymmetryGroup",
+    "Transformation",
     "affine",
     "balance",
     "canonicalize",

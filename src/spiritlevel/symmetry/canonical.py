@@ -47,7 +47,7 @@ class Balance:
     @property
     def dead_channels(self) -> tuple[str, ...]:
         """The dead channels, each as the name of its group and its number within the group."""
-        place = {f: f"{g.name}[{k}]" for g in self.rescaling.symmetries.groups for k, f in enumerate(g.factors)}
+        place = {f: f"{g.name}[{k}]" for g in self.rescaling.symmetries.scale_groups for k, f in enumerate(g.factors)}
         return tuple(place[factor] for factor in self.dead)
 
 

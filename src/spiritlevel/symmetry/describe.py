@@ -13,11 +13,11 @@ from spiritlevel.symmetry.symmetries import Symmetries
 
 def describe(symmetries: Symmetries, width: int = 120) -> str:
     """One row per group of factors, then the layerwise conditions and the operations that fixed a scale."""
-    title = f"{symmetries.dimension} independent scale factors in {len(symmetries.groups)} groups"
+    title = f"{symmetries.dimension} independent scale factors in {len(symmetries.scale_groups)} groups"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="", title_style="")
     for column in ("group", "kind", "factors", "multiplies", "divides"):
         table.add_column(column, justify="right" if column == "factors" else "left", overflow="fold")
-    for group in symmetries.groups:
+    for group in symmetries.scale_groups:
         multiplies, divides = (", ".join(names) for names in _with_slices(symmetries, group))
         cells = (group.name, group.kind, str(len(group.factors)), multiplies, divides)
         table.add_row(*map(Text, cells))

@@ -43,7 +43,18 @@ def find_symmetries(model: nn.Module, example_input: Any) -> Symmetries:
     tensors = _tensor_scales(recorder, solution)
     labels = [_label(recorder, solution, tensors, k) for k in range(solution.dimension)]
     maps = [leaf.name for leaf in recorder.leaves.values() if leaf.role == "map"]
-    return Symmetries(tensors, solution.basis, labels, _aliases(model), (args, kwargs), recorder.barriers, maps)
+    gains = [leaf.name for leaf in recorder.leaves.values() if leaf.role == "factor"]
+    return Symmetries(
+        tensors,
+        solution.basis,
+        labels,
+        _aliases(model),
+        (args, kwargs),
+        recorder.barriers,
+        maps,
+        model=model,
+        gains=gains,
+    )
 
 
 def _tensor_scales(recorder: Recorder, solution: Solution) -> dict[str, TensorScale]:

@@ -48,6 +48,11 @@ class Group:
     multiplies: tuple[str, ...]
     divides: tuple[str, ...]
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of all tensors that move."""
+        return tuple(dict.fromkeys((*self.multiplies, *self.divides)))
+
 
 class ScaleGroup:
     """The numbers of a group of rescalings: which tensors move, and how with each independent factor."""
@@ -63,6 +68,7 @@ class ScaleGroup:
         maps: Sequence[str],
     ) -> None:
         self.tensors = dict(tensors)
+        self.shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         self.basis = basis
         self.aliases = dict(aliases)
         self.example = example
@@ -76,7 +82,7 @@ class ScaleGroup:
         return int(self.basis.shape[1])
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def scale_groups(self) -> tuple[Group, ...]:
         """The factors grouped by the activation whose channels they scale, in the order of the network."""
         signs = {name: self._factor_signs(tensor) for name, tensor in self.tensors.items()}
         shape = len(signs), self.dimension  # reshaped, because NumPy cannot tell the shape of an empty list
@@ -115,11 +121,11 @@ class ScaleGroup:
 
     def of_kind(self, *kinds: str) -> Tensor:
         """Which factors belong to groups of the given kinds, as a boolean vector."""
-        known = {group.kind for group in self.groups} | {"neuron", "batch-norm"}
+        known = {group.kind for group in self.scale_groups} | {"neuron", "batch-norm"}
         if unknown := set(kinds) - known:
             raise RescalingError(f"kinds of factors are {sorted(known)}; got {sorted(unknown)}")
         mask = torch.zeros(self.dimension, dtype=torch.bool)
-        for group in self.groups:
+        for group in self.scale_groups:
             if group.kind in kinds:
                 mask[list(group.factors)] = True
         return mask

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.symmetry.moves import refuse_different_outputs
 from spiritlevel.symmetry.quiet import outputs
-from spiritlevel.symmetry.rescale import refuse_different_outputs
 
 
 @dataclass(frozen=True)

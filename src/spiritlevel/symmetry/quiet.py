@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.network.rewrites import PlainDerivatives
 from spiritlevel.problem.quiet import undisturbed
 
 
@@ -44,8 +45,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 def outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the model returns in eval mode."""
-    with untouched(model), warnings.catch_warnings():
+    """What the model returns in eval mode, without the casts to a lower precision that it may contain."""
+    with untouched(model), PlainDerivatives(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return model(*args, **kwargs)
 

@@ -24,6 +24,8 @@ def contract(recorder: Recorder, a: Scale, b: Scale, shape: torch.Size, label: s
             scale.leaf.role = "map"
     outer_a, inner_a = _split(recorder, a, outer=-2, inner=-1)
     outer_b, inner_b = _split(recorder, b, outer=-1, inner=-2)
+    if a.leaf is not None and b.leaf is not None:
+        _close_gauges(recorder, (a.leaf, outer_a), (b.leaf, outer_b))
     inner = [(c, ids.squeeze(-2)) for c, ids in inner_a] + [(c, ids.squeeze(-1)) for c, ids in inner_b]
     total = _inner_total(recorder, inner, [s.leaf for s in (a, b) if s.leaf is not None]) if inner else []
     terms = [*outer_a, *outer_b, *((c, ids.unsqueeze(-1)) for c, ids in total)]
@@ -58,6 +60,14 @@ def _split(recorder: Recorder, scale: Scale, outer: int, inner: int) -> tuple[li
         else:
             inners.append((c, sc.tied_along(recorder.variables, known, [outer])))
     return outers, inners
+
+
+def _close_gauges(recorder: Recorder, *operands: tuple[Leaf, list[Term]]) -> None:
+    """In a product of two parameters, what they share is scaled by one and undone by the other: the gauge lies outside."""
+    for leaf, outer in operands:
+        if leaf.gauge_open and outer:
+            recorder.variables.fix(outer[0][1].flatten()[:1])
+            leaf.gauge_open = False
 
 
 def _inner_total(recorder: Recorder, inner: list[Term], leaves: list[Leaf]) -> list[Term]:

@@ -1,20 +1,26 @@
 """The result of discovery: independent scale factors and what each of them multiplies and divides."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import torch
 from scipy import sparse
-from torch import Tensor
+from torch import Tensor, nn
 
 from spiritlevel.errors import RescalingError
 from spiritlevel.presenting import show
 from spiritlevel.symmetry.group import ScaleGroup
 from spiritlevel.symmetry.layerwise import LayerGroup, layer_conditions
+from spiritlevel.symmetry.linear import LinearGroups, find_linear_groups
+from spiritlevel.symmetry.orbit import orbit_dimension
 from spiritlevel.symmetry.rescale import Rescaling
+from spiritlevel.symmetry.transformation import ScaleChange, Transformation, random_change, random_shift
+
+OTHER_KINDS = ("rescaling", "linear", "rotation", "shift")
+"""The kinds of groups; those of rescalings are named more closely by what they cross."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,30 @@ class Slice:
     index: tuple[Any, ...]
 
 
-class Symmetries(ScaleGroup):
-    """All positive rescalings of a network's parameters that leave its function alone.
+@dataclass(frozen=True)
+class SymmetryGroup:
+    """One group of changes that leave a network's function alone.
 
-    They form a group with `dimension` independent factors f_1, …, f_d > 0. Made by `find_symmetries`.
+    kind: "rescaling" (positive factors for channels), "linear" (invertible matrices between two linear maps), "rotation"
+    (of a stream that is normalized wherever it is read) or "shift" (numbers added to biases). tensors: the parameters
+    and buffers that move. dimension: how many numbers are free. Rescalings of the channels of a linear group are
+    members of both.
+
+    >>> SymmetryGroup("0.weight[0:2] · 1.weight[:, 0:2]", "linear", ("0.weight", "1.weight"), 4).dimension
+    4
+    """
+
+    name: str
+    kind: str
+    tensors: tuple[str, ...]
+    dimension: int
+
+
+class Symmetries(ScaleGroup):
+    """All that can be done to a network's parameters and leaves its function alone.
+
+    The positive rescalings form a group with `dimension` independent factors f_1, …, f_d > 0. `groups` lists these and
+    the groups of invertible matrices, of rotations and of shifts. Made by `find_symmetries`.
 
     >>> import spiritlevel as sl
     >>> model = torch.nn.Sequential(torch.nn.Linear(1, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1))
@@ -46,6 +72,33 @@ class Symmetries(ScaleGroup):
     (False, '2 independent scale factors in 1 groups')
     """
 
+    def __init__(self, *args: Any, model: nn.Module, gains: Collection[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._network, self._gains = model, tuple(gains)
+        self.shapes = {n: tensor.shape for n, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+    @cached_property
+    def linear(self) -> LinearGroups:
+        """The changes of basis and the shifts, looked for when they are first asked for."""
+        return find_linear_groups(self._network, *self.example, self._gains)
+
+    @cached_property
+    def groups(self) -> tuple[SymmetryGroup, ...]:
+        """Every group, rescalings first, in the order of the network."""
+        scales = [SymmetryGroup(g.name, "rescaling", g.tensors, len(g.factors)) for g in self.scale_groups]
+        frames = [SymmetryGroup(f.name, f.kind, f.tensors, f.dimension) for f in self.linear.frames]
+        shifts = [SymmetryGroup(s.title, "shift", s.tensors, s.dimension) for s in self.linear.shifts]
+        return (*scales, *frames, *shifts)
+
+    @cached_property
+    def orbit_dimension(self) -> int:
+        """The number of independent directions in which all groups together can move the parameters found.
+
+        Never more than the nullity of the Jacobian of the outputs. Rescalings inside a linear group count once.
+        """
+        network = self._network
+        return orbit_dimension(self, self.linear, {**dict(network.named_parameters()), **dict(network.named_buffers())})
+
     @cached_property
     def layer_groups(self) -> tuple["LayerGroup", ...]:
         """The coarser symmetry with one factor λ per layer: the products of factors that must be one."""
@@ -58,7 +111,7 @@ class Symmetries(ScaleGroup):
     def slices(self, factor: int) -> tuple[Slice, ...]:
         """The slices of parameters and buffers that one factor multiplies (exponent > 0) or divides (< 0)."""
         column = torch.from_numpy(self._columns[:, [factor]].toarray().ravel())
-        group = next(group for group in self.groups if factor in group.factors)
+        group = next(group for group in self.scale_groups if factor in group.factors)
         found = []
         for name in dict.fromkeys((*group.multiplies, *group.divides)):
             tensor = self.tensors[name]
@@ -69,11 +122,31 @@ class Symmetries(ScaleGroup):
             found += [Slice(name, e, _index(total == e, tensor.shape)) for e in exponents]
         return tuple(found)
 
-    def sample(self, strength: float, seed: int, kinds: Sequence[str] | None = None) -> "Rescaling":
-        """A random rescaling: log-factors from N(0, strength²), those of other kinds than `kinds` left at zero."""
+    @overload
+    def sample(self, strength: float, seed: int, kinds: None = None) -> Rescaling: ...
+
+    @overload
+    def sample(self, strength: float, seed: int, kinds: Sequence[str]) -> Rescaling | Transformation: ...
+
+    def sample(self, strength: float, seed: int, kinds: Sequence[str] | None = None) -> Rescaling | Transformation:
+        """A random member of the groups of the given kinds; by default a random rescaling.
+
+        Log-factors are from N(0, strength²), "neuron" and "batch-norm" being those that cross no normalization or one.
+        Matrices are exp(strength·G/√n) with normal entries in G, skew for "rotation"; shifts are from N(0, strength²).
+        """
         generator = torch.Generator().manual_seed(seed)
         logs = strength * torch.randn(self.dimension, generator=generator, dtype=torch.float64)
-        return self._rescaling(logs if kinds is None else torch.where(self.of_kind(*kinds), logs, 0.0))
+        if kinds is None:
+            return self._rescaling(logs)
+        rest = [kind for kind in kinds if kind not in OTHER_KINDS]
+        chosen = self.of_kind(*rest) if "rescaling" not in kinds else torch.ones(self.dimension, dtype=torch.bool)
+        rescaling = self._rescaling(torch.where(chosen, logs, 0.0))
+        if not set(kinds) & set(OTHER_KINDS[1:]):
+            return rescaling
+        frames = [frame for frame in self.linear.frames if frame.kind in kinds]
+        shifts = self.linear.shifts if "shift" in kinds else ()
+        steps = (ScaleChange(rescaling), random_change(frames, strength, generator))
+        return Transformation(self, (*steps, random_shift(shifts, strength, generator)))
 
     def rescaling(self, factors: Tensor | Sequence[float] | Mapping[str, Any]) -> "Rescaling":
         """The rescaling with given positive factors: all of them, or by group name (one number or one per channel)."""
@@ -88,7 +161,7 @@ class Symmetries(ScaleGroup):
         return self._rescaling(given.log())
 
     def _by_group(self, factors: Mapping[str, Any]) -> Tensor:
-        groups = {group.name: group for group in self.groups}
+        groups = {group.name: group for group in self.scale_groups}
         result = torch.ones(self.dimension, dtype=torch.float64)
         for name, value in factors.items():
             if name not in groups:
@@ -107,7 +180,7 @@ class Symmetries(ScaleGroup):
         return str(show(self, "text"))
 
     def __repr__(self) -> str:
-        return f"Symmetries(dimension={self.dimension}, groups={len(self.groups)})"
+        return f"Symmetries(dimension={self.dimension}, groups={len(self.scale_groups)})"
 
     def __str__(self) -> str:
         return self.describe()

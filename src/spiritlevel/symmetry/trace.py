@@ -269,9 +269,11 @@ class NumberGuard(Mode):
         return func(*args, **(kwargs or {}))
 
 
-def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
+def record(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder | None = None
+) -> Recorder:
     """Run the model once on its arguments and return the recording; inputs and outputs are fixed."""
-    recorder = Recorder(model)
+    recorder = recorder or Recorder(model)
     for tensor in tensors_in((args, kwargs)):
         recorder.set(tensor, sc.fixed(tensor.shape))
     with NumberGuard(recorder), recorder:
