@@ -244,7 +244,7 @@ def _double(tensor: Tensor) -> Tensor:
 def _claims(each: Measure, kind: str, loss: Loss) -> bool:
     """What the measure's record claims, for this kind of change and this loss."""
     if kind == "output scale":
-        return loss.name == "normalized_cross_entropy" and "layer" in each.invariant_under
+        return loss.name == "normalized_cross_entropy" and "layer" in each.invariant_under and each.of_function
     if kind == "input map":
         return kind in each.invariant_under
     return ("layer" if kind == "layer" else "neuron") in each.invariant_under

@@ -8,7 +8,7 @@ value never decreases; what is returned is the best point seen, for anyone to ev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.lanczos import length, unit
 from spiritlevel.curvature.ways import Flat
+from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem
 
 # So many random directions, each with its opposite, are looked at; ascents start from the best few of them.
@@ -94,6 +95,17 @@ class Box:
         return torch.randn(self.bound.shape, generator=generator).to(self.bound)
 
 
+class Slopes(Protocol):
+    """What is climbed: a loss with its gradient, at any point."""
+
+    @property
+    def parameters(self) -> Parameters: ...
+
+    def loss(self, parameters: Mapping[str, Tensor] | None = None) -> float: ...
+
+    def gradient(self, parameters: Mapping[str, Tensor] | None = None) -> tuple[float, Parameters]: ...
+
+
 @dataclass(frozen=True)
 class Maximum:
     """The best point found: L(θ + perturbation) = `loss`. `settled` when it was no longer gaining."""
@@ -104,7 +116,7 @@ class Maximum:
 
 
 def maximize(
-    problem: Problem, region: Region, *, tolerance: float, generator: torch.Generator, most_steps: int = 60
+    problem: Slopes, region: Region, *, tolerance: float, generator: torch.Generator, most_steps: int = 60
 ) -> Maximum:
     """Ascend from the gradient's own best point and the region's starts; the weaker half drops out again and again."""
     flat = Flat(problem.parameters)

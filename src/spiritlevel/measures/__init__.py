@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from spiritlevel.measures import (
+    andriushchenko2023,
     dinh2017,
     ibayashi2021,
     keskar2017,
+    kwon2021,
     liang2019,
     neyshabur2015,
     petzka2019,
@@ -25,5 +27,7 @@ PAPERS = (
     petzka2021,
     ibayashi2021,
     neyshabur2015,
+    kwon2021,
+    andriushchenko2023,
     spiritlevel2026,
 )

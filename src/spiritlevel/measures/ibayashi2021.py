@@ -64,6 +64,7 @@ MEASURES = (
         _minimum(layers=True),
         _needs,
         costly=True,
+        of_function=False,
     ),
     Measure(
         "minimum_sharpness_neurons",
@@ -74,5 +75,6 @@ MEASURES = (
         _minimum(layers=False),
         _needs,
         costly=True,
+        of_function=False,
     ),
 )

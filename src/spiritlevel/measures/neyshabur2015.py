@@ -37,8 +37,8 @@ def _path_norm(measure: Measure, evidence: Evidence) -> Value:
     try:
         with problem.undisturbed():
             log = log_path_sum(lambda: problem.outputs(parameters, ones), tensors, starts, power)
-    except TracingError as error:
-        return unavailable(measure, str(error))
+    except TracingError as refusal:
+        return unavailable(measure, str(refusal))
     value = math.exp(log / power) if log / power < 709 else math.inf
     relative = ROUNDING_A_LAYER * (1 + len(tensors)) * torch.finfo(torch.float64).eps
     error = relative * value if math.isfinite(value) else 0.0
@@ -64,5 +64,6 @@ MEASURES = (
         _path_norm,
         options={"q": 2.0},
         costly=True,
+        of_function=False,
     ),
 )

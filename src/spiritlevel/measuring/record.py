@@ -32,6 +32,8 @@ class Measure:
         compute: From the evidence to the value.
         options: Names and defaults of what can be configured.
         costly: Left out of the default set.
+        of_function: Whether the scale of the outputs moves it only through the loss, so that a loss which does not see that
+            scale makes it blind to it.
 
     >>> scaled = Measure(
     ...     "scaled_trace", "dinh2017", "the trace times a constant", "c · Tr H", frozenset(), options={"c": 1.0},
@@ -50,6 +52,7 @@ class Measure:
     needs: Callable[[Measure], Needs] = lambda _measure: Needs()
     options: Mapping[str, Any] = field(default_factory=dict)
     costly: bool = False
+    of_function: bool = True
 
     def configured(self, **options: Any) -> Measure:
         """The same measure with other options; an option it does not have is refused."""
@@ -106,6 +109,7 @@ def invariances(value: Value, report: Report, records: Records) -> frozenset[str
     if record is None:
         return None
     scale_free = report.problem.get("loss_function") == "normalized_cross_entropy"
+    scale_free = scale_free and getattr(record, "of_function", True)
     return frozenset(record.invariant_under) | ({"output"} if scale_free else frozenset())
 
 

@@ -147,6 +147,28 @@ _PAPERS = (
         "1503.00036",
     ),
     Citation(
+        "kwon2021",
+        ("Kwon, Jungmin", "Kim, Jeongseop", "Park, Hyunseo", "Choi, In Kwon"),
+        "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep Neural Networks",
+        "International Conference on Machine Learning",
+        2021,
+        "2102.11600",
+    ),
+    Citation(
+        "andriushchenko2023",
+        (
+            "Andriushchenko, Maksym",
+            "Croce, Francesco",
+            "Müller, Maximilian",
+            "Hein, Matthias",
+            "Flammarion, Nicolas",
+        ),
+        "A Modern Look at the Relationship between Sharpness and Generalization",
+        "International Conference on Machine Learning",
+        2023,
+        "2302.07011",
+    ),
+    Citation(
         "spiritlevel2026",
         ("The spiritlevel developers",),
         "spiritlevel: flatness of trained networks in numbers that no rescaling of weights can fool",

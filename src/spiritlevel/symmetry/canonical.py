@@ -112,7 +112,9 @@ def _merged(m: Floats, exponents: sparse.csr_matrix) -> tuple[Floats, sparse.csr
     rows, inverse = np.unique(exponents.toarray().round(12), axis=0, return_inverse=True)
     merged = sparse.csr_matrix(rows)
     merged.eliminate_zeros()
-    return np.bincount(inverse.reshape(-1), weights=m, minlength=len(rows)), merged
+    sums = np.zeros(len(rows))
+    np.add.at(sums, inverse.reshape(-1), m)
+    return sums, merged
 
 
 def _terms(symmetries: Symmetries, masses: Mapping[str, Tensor]) -> tuple[Floats, sparse.csr_matrix]:
