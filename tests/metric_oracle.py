@@ -43,18 +43,19 @@ def _rows(module: nn.Module, phi: Tensor) -> Tensor:
     return parted.permute(1, 0, 3, 2).flatten(1, 2)
 
 
-def block(model: nn.Module, loss, x, y, name: str) -> Tensor:
-    """The block of the Hessian of one weight, (entries, entries)."""
+def block(model: nn.Module, loss, x, y, *names: str) -> Tensor:
+    """The block of the Hessian of these weights, (entries, entries)."""
     values = {key: value.detach() for key, value in model.named_parameters()}
-    shape = values[name].shape
+    sizes = [values[name].numel() for name in names]
 
     def value(vector: Tensor) -> Tensor:
-        return loss(
-            functional_call(model, {**values, name: vector.reshape(shape)}, x if isinstance(x, tuple) else (x,)), y
-        )
+        parts = zip(names, torch.split(vector, sizes), strict=True)
+        moved = {**values, **{name: part.reshape(values[name].shape) for name, part in parts}}
+        return loss(functional_call(model, moved, x if isinstance(x, tuple) else (x,)), y)
 
+    start = torch.cat([values[name].reshape(-1) for name in names])
     with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
-        return torch.autograd.functional.hessian(value, values[name].reshape(-1)).double()
+        return torch.autograd.functional.hessian(value, start).double()
 
 
 def trace(model: nn.Module, loss, x, y, name: str, metric: str) -> float:
@@ -78,6 +79,23 @@ def trace(model: nn.Module, loss, x, y, name: str, metric: str) -> float:
         inverse = torch.linalg.pinv(sigma, hermitian=True, rtol=1e-12)
         total += float(torch.einsum("st,ij,sitj->", c, inverse, own.reshape(b, a, b, a)))
     return total
+
+
+def largest(model: nn.Module, loss, x, y, *names: str) -> float:
+    """λ_max of (C^½ ⊗ Σ^+½) H (…) of layers without groups, whose weights are stored with their results first."""
+    scales = []
+    for name in names:
+        weight, phi = dict(model.named_parameters())[name].detach().flatten(1), inputs_of(model, x)[name][0]
+        sigma = _sigma("whitened", phi, 1)
+        inverse = torch.linalg.pinv(sigma, hermitian=True, rtol=1e-12)
+        scales.append(torch.kron(_root(weight @ sigma @ weight.T), _root(inverse)))
+    both = torch.block_diag(*scales)
+    return float(torch.linalg.eigvalsh(both @ block(model, loss, x, y, *names) @ both).max())
+
+
+def _root(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * values.clamp(min=0).sqrt() @ vectors.T
 
 
 def _sigma(metric: str, phi: Tensor, taps: int) -> Tensor:

@@ -41,6 +41,7 @@ CLAIMS = {
     "relative_flatness_normalized": NEURON,
     "relative_flatness_last": LAYER,
     "whitened_flatness": NEURON | {"linear", "rotation", "input map"},
+    "whitened_flatness_max": NEURON | {"linear", "rotation", "input map"},
 }
 SEARCHED = frozenset(
     name for name in CLAIMS if name.endswith("sharpness") and not name.startswith(("normalized", "matrix", "minimum"))

@@ -144,6 +144,33 @@ def test_probed_layers_lie_within_their_errors(only_probes):
             assert abs(found - wanted) <= 5 * value.layer_errors[layer] + 1e-9 * abs(wanted), (measure, layer)
 
 
+@pytest.mark.parametrize("name", ["mlp", "convolution"])
+def test_the_largest_eigenvalue_is_that_of_the_block_in_the_metric(name):
+    model, x, y = problems()[name]
+    value = sl.measure(model, (x, y), measures=["whitened_flatness_max"], tolerance=1e-9)["whitened_flatness_max"]
+    for layer, found in value.layers.items():
+        wanted = metric_oracle.largest(model, F.cross_entropy, x, y, layer)
+        assert found == pytest.approx(wanted, rel=1e-8)
+        assert abs(found - wanted) <= value.layer_errors[layer] + 1e-12
+    assert value.value == pytest.approx(metric_oracle.largest(model, F.cross_entropy, x, y, *value.layers), rel=1e-8)
+    assert value.certified
+
+
+def test_the_witness_raises_the_loss_as_the_eigenvalue_says():
+    model, x, y = problems()["mlp"]
+    value = sl.measure(model, (x, y), measures=["whitened_flatness_max"], tolerance=1e-9)["whitened_flatness_max"]
+    values = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(t):
+        moved = {
+            name: part + t * value.witness[name] if name in value.witness else part for name, part in values.items()
+        }
+        return F.cross_entropy(torch.func.functional_call(model, moved, (x,)), y)
+
+    zero = torch.zeros((), dtype=torch.float64)
+    assert float(torch.func.grad(torch.func.grad(loss))(zero)) == pytest.approx(value.value, rel=1e-8)
+
+
 # --- what it survives ------------------------------------------------------------------------------------------------
 
 
@@ -153,11 +180,14 @@ def test_no_symmetry_of_a_transformer_moves_whitened_flatness(change, only_probe
     model, x, y = transformer(F.relu)
     twin = change(model)
     torch.testing.assert_close(twin(x), model(x), rtol=1e-10, atol=1e-10)
-    names = ["whitened_flatness", "rho_row_sum", "fisher_rao_full"]
+    names = ["whitened_flatness", "whitened_flatness_max", "rho_row_sum", "fisher_rao_full"]
     before, after = (sl.measure(each, (x, y), measures=names, most_probes=8) for each in (model, twin))
     layers = before["whitened_flatness"].layers
     assert after["whitened_flatness"].layers == pytest.approx(dict(layers), rel=1e-9)
     assert len(layers) == 8
+    largest = before["whitened_flatness_max"], after["whitened_flatness_max"]
+    assert largest[1].value == pytest.approx(largest[0].value, rel=1e-9)
+    assert largest[1].layers == pytest.approx(dict(largest[0].layers), rel=1e-9)
     assert after["fisher_rao_full"].value == pytest.approx(before["fisher_rao_full"].value, rel=1e-9)
     if change is not rescaled:
         assert abs(after["rho_row_sum"].value / before["rho_row_sum"].value - 1) > 0.02

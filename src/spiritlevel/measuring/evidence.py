@@ -211,9 +211,9 @@ class Evidence:
     @cached_property
     def metrics(self) -> Metrics:
         """The metrics that statistics are asked for in, from forward passes."""
-        return layer_metrics(
-            self.problem, self.anatomy.layers, self.needs.statistics, frozenset(self.bent), self.generator
-        )
+        kinds, layers = self.needs.statistics | self.needs.metrics, self.anatomy.layers
+        turning = frozenset(layers if self.needs.metrics else self.bent)
+        return layer_metrics(self.problem, layers, kinds, turning, self.generator)
 
     @property
     def _in_metrics(self) -> Anatomy:

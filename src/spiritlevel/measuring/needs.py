@@ -27,15 +27,18 @@ class Needs:
         "relative", "normalized".
     operators: Extreme eigenpairs of scaled Hessians.
     layer_eigenvalues: λ_max of every layer's block.
+    metrics: Metrics whose roots are needed themselves.
     """
 
     statistics: frozenset[str] = frozenset()
     operators: tuple[Operator, ...] = ()
     layer_eigenvalues: bool = False
+    metrics: frozenset[str] = frozenset()
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
             self.statistics | other.statistics,
             tuple(dict.fromkeys((*self.operators, *other.operators))),
             self.layer_eigenvalues or other.layer_eigenvalues,
+            self.metrics | other.metrics,
         )
