@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spiritlevel.measures import (
     andriushchenko2023,
+    dasilva2025,
     dinh2017,
     ibayashi2021,
     keskar2017,
@@ -29,5 +30,6 @@ PAPERS = (
     neyshabur2015,
     kwon2021,
     andriushchenko2023,
+    dasilva2025,
     spiritlevel2026,
 )

@@ -8,13 +8,18 @@ would make it depend on the scale of the weights; neither is done here.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from spiritlevel.curvature.ascent import Ball, Box, Maximum, Region, Slopes, as_parameters, maximize
+from spiritlevel.curvature.ascent import Ball, Box, Region, as_parameters
 from spiritlevel.measures.rangamani2019 import NODEWISE
-from spiritlevel.measuring.adaptive import OPTIONS, adaptive_scale, batches_of, check_choices, measured_problem
+from spiritlevel.measuring.adaptive import (
+    OPTIONS,
+    adaptive_scale,
+    check_choices,
+    largest_mean_rise,
+    measured_problem,
+    searched,
+)
 from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.needs import Needs
 from spiritlevel.measuring.readings import unavailable
@@ -46,37 +51,11 @@ def _worst_case(measure: Measure, evidence: Evidence) -> Value:
     problem = measured_problem(measure, evidence.problem)
     if problem is None:
         return unavailable(measure, NO_LOGITS)
-    region, size = _region(measure, evidence), int(measure.options["m"])
-    before = problem.work.gradients
-    if size and problem.whole:
-        return unavailable(measure, "a loss that calls the model itself keeps its own batches: leave m out")
-    parts: list[tuple[Slopes, float]] = [(problem, 1.0)]
-    if size:
-        parts = [(each, each.weight) for each in batches_of(problem, size)]
-    value, settled = 0.0, True
-    found = Maximum(0.0, torch.zeros(0), True)
-    for index, (part, weight) in enumerate(parts):
-        generator = evidence.generator(f"{measure.name} {index}" if size else measure.name)
-        found = maximize(part, region, tolerance=evidence.tolerance, generator=generator)
-        if not math.isfinite(found.loss):
-            return unavailable(
-                measure, f"the loss is {found.loss} within rho={measure.options['rho']}: ask for a smaller rho"
-            )
-        value += weight * (found.loss - part.loss())
-        settled = settled and found.settled
-    gradients = problem.work.gradients - before
-    value = problem.ranks.total(value) if size else value
-    return Value(
-        measure.name,
-        value,
-        evidence.tolerance * value,
-        exact=False,
-        converged=settled,
-        method=f"largest value found by ascent ({gradients:.0f} gradients), a lower bound",
-        witness=None if size else as_parameters(evidence.problem, found.perturbation),
-        details={"rho": float(measure.options["rho"]), **({"m": size, "batches": len(parts)} if size else {})},
-        error_kind="lower bound",
-    )
+    found = searched(measure, evidence, problem, _region(measure, evidence))
+    if isinstance(found, str):
+        return unavailable(measure, found)
+    witness = as_parameters(evidence.problem, found.last.perturbation)
+    return largest_mean_rise(measure, evidence, found, witness, {})
 
 
 def _needs(measure: Measure) -> Needs:

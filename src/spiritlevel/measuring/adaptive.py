@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from spiritlevel.curvature.ascent import Maximum, Region, Slopes, maximize
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.value import Value
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem, Work, gradients_of
@@ -98,3 +101,71 @@ def batches_of(problem: Problem, size: int) -> Iterator[OnBatch]:
     problem.check_derivatives()
     for chunk, weight in problem.chunks(size):
         yield OnBatch(problem, chunk, weight)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The mean over batches of the largest rise found, whether all searches settled, the last maximum, and what it took."""
+
+    rise: float
+    settled: bool
+    last: Maximum
+    batches: int
+    gradients: float
+
+
+def searched(
+    measure: Measure,
+    evidence: Evidence,
+    problem: Problem,
+    region: Region,
+    seen: Callable[[Slopes], Slopes] = lambda slopes: slopes,
+) -> Searched | str:
+    """The largest rise within a region, on all data or on every batch of m samples; in words why there is none.
+
+    seen: What is climbed in the region's coordinates, for a loss in those of the parameters.
+    """
+    size, before = int(measure.options["m"]), problem.work.gradients
+    if size and problem.whole:
+        return "a loss that calls the model itself keeps its own batches: leave m out"
+    parts: list[tuple[Slopes, float]] = [(problem, 1.0)]
+    if size:
+        parts = [(each, each.weight) for each in batches_of(problem, size)]
+    rise, settled, found = 0.0, True, Maximum(0.0, torch.zeros(0), True)
+    for index, (part, weight) in enumerate(parts):
+        generator = evidence.generator(f"{measure.name} {index}")
+        found = maximize(seen(part), region, tolerance=evidence.tolerance, generator=generator)
+        if not math.isfinite(found.loss):
+            return f"the loss is {found.loss} within rho={measure.options['rho']}: ask for a smaller rho"
+        rise += weight * (found.loss - part.loss())
+        settled = settled and found.settled
+    rise = problem.ranks.total(rise) if size else rise
+    return Searched(rise, settled, found, len(parts), problem.work.gradients - before)
+
+
+def largest_mean_rise(
+    measure: Measure,
+    evidence: Evidence,
+    found: Searched,
+    witness: Mapping[str, Tensor],
+    details: Mapping[str, Any],
+    notes: tuple[str, ...] = (),
+) -> Value:
+    """What a search found, as a value; on batches there is no single witness."""
+    size = int(measure.options["m"])
+    return Value(
+        measure.name,
+        found.rise,
+        evidence.tolerance * abs(found.rise),
+        exact=False,
+        converged=found.settled,
+        method=f"largest value found by ascent ({found.gradients:.0f} gradients), a lower bound",
+        witness=None if size else witness,
+        details={
+            "rho": float(measure.options["rho"]),
+            **({"m": size, "batches": found.batches} if size else {}),
+            **details,
+        },
+        notes=notes,
+        error_kind="lower bound",
+    )

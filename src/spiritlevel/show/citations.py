@@ -169,6 +169,14 @@ _PAPERS = (
         "2302.07011",
     ),
     Citation(
+        "dasilva2025",
+        ("da Silva, Marvin F.", "Dangel, Felix", "Oore, Sageev"),
+        "Hide & Seek: Transformer Symmetries Obscure Sharpness & Riemannian Geometry Finds It",
+        "International Conference on Machine Learning",
+        2025,
+        "2505.05409",
+    ),
+    Citation(
         "spiritlevel2026",
         ("The spiritlevel developers",),
         "spiritlevel: flatness of trained networks in numbers that no rescaling of weights can fool",
