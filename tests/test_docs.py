@@ -25,6 +25,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").g
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SLOW_COMMANDS = ("demo",)  # a test of their own runs them at a smaller size
 
+KINDS = ("layer", "neuron", "linear", "rotation")
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -44,9 +45,9 @@ def _mark(measure: sl.Measure, claim: str) -> str:
 
 def _survives() -> str:
     rows = [
-        (f"`{m.name}`", CITATIONS[m.paper].short, _mark(m, "layer"), _mark(m, "neuron")) for m in sl.list_measures()
+        (f"`{m.name}`", CITATIONS[m.paper].short, *(_mark(m, claim) for claim in KINDS)) for m in sl.list_measures()
     ]
-    return _table(("measure", "paper", "layer", "neuron"), sorted(rows, key=lambda row: row[2:]))
+    return _table(("measure", "paper", *KINDS), sorted(rows, key=lambda row: row[2:]))
 
 
 def _measures() -> str:
@@ -55,7 +56,7 @@ def _measures() -> str:
             f"`{m.name}`",
             m.summary,
             f"`{m.formula}`",
-            "layer, neuron" if "neuron" in m.invariant_under else ", ".join(m.invariant_under) or "nothing",
+            ", ".join(claim for claim in KINDS if claim in m.invariant_under) or "nothing",
             ", ".join(f"`{key}={value!r}`" for key, value in m.options.items()) or "none",
             "no" if m.costly else "yes",
         )
