@@ -19,6 +19,12 @@ def only_probes(monkeypatch):
 
 
 @pytest.fixture
+def own_precision(monkeypatch):
+    """Small networks too are measured in the precision that they are in, as large ones are."""
+    monkeypatch.setattr("spiritlevel.measuring.run.SMALL", 0)
+
+
+@pytest.fixture
 def run(capsys, monkeypatch):
     """Run a command line; gives (exit code, standard output, standard error)."""
     monkeypatch.setenv("COLUMNS", "100")

@@ -132,7 +132,7 @@ def test_single_precision_agrees_to_single_precision(name):
     case = cases.by_name(name)
     model, x, y = case.make(torch.float32)
     truth = expected(name)
-    report = sl.measure(model, (x, y), case.loss, tolerance=1e-5)
+    report = sl.measure(model, (x, y), case.loss, tolerance=1e-5, dtype=torch.float32)
     assert report.problem["dtype"] == "float32"
     for value in report.values.values():
         assert_same(value, truth, 1e-4)
@@ -150,13 +150,16 @@ def test_dtype_asks_for_another_precision_than_the_models():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_is_upcast_and_said(dtype):
+@pytest.mark.parametrize("asked", [None, torch.float32], ids=str)
+def test_half_precision_is_upcast_and_said(dtype, asked):
+    """A small network to double precision, where it costs nothing."""
     case = cases.by_name("mlp")
     model, x, y = case.make(dtype)
     wanted = dense_oracle.expected(case.make(dtype)[0].double(), case.mean_loss, x.double(), y, case.layers)
-    report = sl.measure(model, (x, y), tolerance=1e-5)
-    assert report.problem["dtype"] == "float32"
-    assert f"parameters in {str(dtype)[6:]} were upcast to float32 for measuring" in report.notes
+    report = sl.measure(model, (x, y), tolerance=1e-5, dtype=asked)
+    measured_in = "float64" if asked is None else "float32"
+    assert report.problem["dtype"] == measured_in
+    assert f"parameters in {str(dtype)[6:]} were upcast to {measured_in} for measuring" in report.notes
     assert all(p.dtype == dtype for p in model.parameters())
     for value in report.values.values():
         assert_same(value, wanted, 1e-4)

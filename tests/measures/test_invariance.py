@@ -9,6 +9,8 @@ from torch import nn
 import cases
 import spiritlevel as sl
 
+pytestmark = pytest.mark.usefixtures("own_precision")
+
 LAYER, NEURON = frozenset({"layer"}), frozenset({"layer", "neuron"})
 CLAIMS = {
     "hessian_spectral_norm": frozenset(),

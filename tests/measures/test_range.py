@@ -6,6 +6,8 @@ from torch import nn
 
 import spiritlevel as sl
 
+pytestmark = pytest.mark.usefixtures("own_precision")
+
 INVARIANT = [
     "kappa_max",
     "riemannian_spectral_norm",

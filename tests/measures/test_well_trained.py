@@ -8,6 +8,8 @@ from torch.nn import functional as F
 import spiritlevel as sl
 from dense_oracle import dense
 
+pytestmark = pytest.mark.usefixtures("own_precision")
+
 MEASURES = ["hessian_spectral_norm", "hessian_trace", "kappa_max", "riemannian_spectral_norm"]
 
 

@@ -95,14 +95,15 @@ class Estimates:
     def rounding_of_formed(self, unit: float) -> list[dict[str, dict[str, Tensor]]]:
         """What rounding may add to the statistics of blocks that were formed: a part of the largest entry, to each of them.
 
-        An entry that is zero comes out as rounding, and under a square root that is no small number.
+        An entry that should be zero comes out as rounding, and under a square root that is no small number. Where nothing
+        arrives at all it is zero in truth.
         """
         formed: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
         for kind, entries in self.found.items():
             for name, probed in entries.items():
                 if probed.exact and probed.groups.numel():
                     array = probed.groups[0]
-                    formed[kind][name] = torch.full_like(array, FORMED_ROUNDING * unit * float(array.abs().max()))
+                    formed[kind][name] = (array != 0) * (FORMED_ROUNDING * unit * array.abs().max())
         return [formed] if any(formed.values()) else []
 
 
