@@ -28,7 +28,7 @@ def test_a_cell_in_a_result_out(tiny, tmp_path):
     assert compute([cell.cell]) == DONE
     result = cell.result()
     assert set(result) == {
-        *("hash", "factors", "seed", "training", "measures", "rescaled", "attacks", "environment", "data")
+        *("hash", "factors", "seed", "training", "measures", "rescaled", "attacks", "along", "environment", "data")
     }
     assert result["hash"] == cell.hash
     assert result["training"].keys() >= {

@@ -16,6 +16,7 @@ from spiritlevel.errors import SpiritLevelError
 Check = Callable[[Mapping[str, Any]], str]
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_FILE_NAME = re.compile(r"(loss|epoch)-[0-9.e+-]+\.safetensors")
 # Numbers that a training leaves; infinity and nan come as text.
 _TRAINING_NUMBERS = ("train_loss", "train_accuracy", "gradient_norm")
 
@@ -81,21 +82,38 @@ def cell_damage(plain: Mapping[str, Any]) -> str:
 
 def training_damage(plain: Mapping[str, Any]) -> str:
     """What is wrong with the content of `training.json`, or with the part of a result that repeats it."""
-    return wrong_entries(plain, {"reached": bool, "stop_reason": str}) or next(
+    wrong = wrong_entries(plain, {"reached": bool, "stop_reason": str}) or next(
         (f"{key} is not a number" for key in _TRAINING_NUMBERS if not _is_number(plain.get(key))), ""
     )
+    return wrong or _along_damage(plain, {"file": str, "weights": str})
+
+
+def _along_damage(plain: Mapping[str, Any], kinds: Mapping[str, type]) -> str:
+    """What is wrong with the entries of a training's marks, each of which has a kind, a level and what `kinds` says."""
+    along = plain.get("along") or []
+    if not isinstance(along, list) or not all(isinstance(entry, dict) for entry in along):
+        return "'along' is not a list of objects"
+    for entry in along:
+        damage = wrong_entries(entry, {"kind": str, **kinds})
+        if damage or not _is_number(entry.get("level")):
+            return f"'along': {damage or 'a level is not a number'}"
+        if "file" in kinds and not _FILE_NAME.fullmatch(entry["file"]):
+            return f"'along': {entry['file']!r} is not a file of a cell"
+    return ""
 
 
 def result_damage(plain: Mapping[str, Any]) -> str:
     """What is wrong with the content of `result.json`."""
     parts = {"measures": dict, "rescaled": dict, "attacks": list, "environment": dict, "data": dict}
     damage = wrong_entries(plain, {"training": dict}) or wrong_entries(plain, parts, optional=True)
+    damage = damage or _along_damage(plain, {})
     if damage:
         return damage
     attacks = plain.get("attacks") or []
     if not all(isinstance(attack, dict) and _is_number(attack.get("target")) for attack in attacks):
         return "an attack has no target"
-    reports = [plain.get("measures"), plain.get("rescaled"), *(attack.get("measures") for attack in attacks)]
+    further = [each.get("measures") for each in (*attacks, *(plain.get("along") or []))]
+    reports = [plain.get("measures"), plain.get("rescaled"), *further]
     damages = (wrong_entries(plain["training"], {"reached": bool}), *map(_report_damage, filter(None, reports)))
     return next(filter(None, damages), "")
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.attack.attack import sharpen
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.registry import read_measure
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
@@ -55,6 +56,17 @@ def measure_cell(config: CellConfig, model: nn.Module, data: Pair) -> dict[str, 
             }
         )
     return found
+
+
+def measure_along(config: CellConfig, model: nn.Module, data: Pair) -> dict[str, Any]:
+    """`measures` of a network on its way, or the `error` that says why there are none: the others still count."""
+    section = config.measure
+    if section.measures_along is not None:
+        section = section.model_copy(update={"measures": section.measures_along, "also": ()})
+    try:
+        return {"measures": _document(measure_all(section, model, data))}
+    except SpiritLevelError as error:
+        return {"measures": None, "error": str(error)}
 
 
 def measure_all(section: MeasureSection, model: nn.Module, data: Pair) -> Report:

@@ -147,6 +147,9 @@ class MeasureSection(Under):
 
     `also` are measures under other losses; `rescale` = [low, high] measures everything again after every layer but the
     last of a chain was multiplied by a random factor from that range; `attack_targets` after each of these attacks.
+
+    Networks are also measured along their training: where the loss of the whole training set is first at or below each of
+    `at_loss`, and after each of `at_epochs`; there `measures_along`, or all that is measured at the end.
     """
 
     also: tuple[Under, ...] = ()
@@ -156,6 +159,24 @@ class MeasureSection(Under):
     rescale: tuple[Positive, Positive] | None = None
     attack_targets: tuple[Positive, ...] = ()
     measure_excluded: Annotated[bool, Field(strict=True)] = False
+    at_loss: tuple[Positive, ...] = ()
+    at_epochs: tuple[Count, ...] = ()
+    measures_along: tuple[str, ...] | None = None
+
+    _known_measures_along = field_validator("measures_along")(Under._known_measures.__func__)  # type: ignore[attr-defined]
+
+    @field_validator("at_loss", "at_epochs")
+    @classmethod
+    def _distinct(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("names a level twice; every level needs one entry")
+        return value
+
+    @model_validator(mode="after")
+    def _something_along(self) -> MeasureSection:
+        if self.measures_along is not None and not self.at_loss and not self.at_epochs:
+            raise ValueError("measures_along is measured at the levels of at_loss and at_epochs; name one of them too")
+        return self
 
     @field_validator("rescale")
     @classmethod
@@ -173,6 +194,16 @@ class CellConfig(Section):
     training: TrainingSection
     measure: MeasureSection
     seed: Seed
+
+    @model_validator(mode="after")
+    def _epochs_that_happen(self) -> CellConfig:
+        late = [epoch for epoch in self.measure.at_epochs if epoch > self.training.epochs]
+        if late:
+            raise ValueError(
+                f"measure.at_epochs names epoch {late[0]}, but training.epochs is {self.training.epochs}; a network is "
+                "measured after epochs that are trained"
+            )
+        return self
 
 
 class Head(Section):

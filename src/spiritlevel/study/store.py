@@ -4,6 +4,7 @@ study.json                 the study and its cells; written by whoever holds `lo
 running                    held by every run that is at work here
 cells/HASH/cell.json       settings of the cell
 cells/HASH/curve.csv, model.safetensors, training.json    once it is trained
+cells/HASH/loss-0.1.safetensors, epoch-50.safetensors     its weights on the way, where the study measures along
 cells/HASH/result.json     once it is measured; written last
 cells/HASH/failed.json     what went wrong; gone after a success
 cells/HASH/log.txt         what its process said
@@ -55,15 +56,23 @@ def hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
     It depends on the code of the user's own networks and losses, but neither on the folder of the data nor on how many
     seeds are trained together.
     """
-    return _digest(config.model_dump(mode="json", exclude=_NOT_IN_NAMES), fingerprint, code)
+    settings = config.model_dump(mode="json", exclude=_NOT_IN_NAMES)
+    settings["measure"] = {key: value for key, value in settings["measure"].items() if value or key not in _ALONG}
+    return _digest(settings, fingerprint, code)
 
 
 def training_hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
     """The name of a training: the same for cells that differ only in what they require of it and measure on it."""
     apart = {**_NOT_IN_NAMES, "training": {*_NOT_IN_NAMES["training"], "require"}, "measure": True}
-    return _digest(config.model_dump(mode="json", exclude=apart), fingerprint, Code(code.network))
+    settings = config.model_dump(mode="json", exclude=apart)
+    marks = config.model_dump(mode="json", include={"measure": {"at_loss", "at_epochs"}})["measure"]
+    if any(marks.values()):  # weights are kept there, which another training does not have
+        settings["measure"] = marks
+    return _digest(settings, fingerprint, Code(code.network))
 
 
+# Cells that are not measured along their training keep the names they always had.
+_ALONG = ("at_loss", "at_epochs", "measures_along")
 _NOT_IN_NAMES: dict[str, Any] = {"data": {"folder"}, "training": {"ensemble"}}
 
 
@@ -155,12 +164,22 @@ class CellFolder:
         if not self.checkpoint.is_file():
             return f"its weights, {self.checkpoint.name}, are missing"
         if "weights" in ended:
-            return "" if ended["weights"] == sha256_of(self.checkpoint) else f"{self.checkpoint.name} is damaged"
+            digests = {
+                self.checkpoint.name: ended["weights"],
+                **{e["file"]: e["weights"] for e in ended.get("along", [])},
+            }
+            return next((damage for name, digest in digests.items() if (damage := self._damage_of(name, digest))), "")
         try:  # trained by a version that wrote no digest
             read_state_dict(self.checkpoint)
         except SpiritLevelError:
             return f"{self.checkpoint.name} is damaged"
         return ""
+
+    def _damage_of(self, name: str, digest: str) -> str:
+        path = self.path / name
+        if not path.is_file():
+            return f"weights on the way, {name}, are missing"
+        return "" if sha256_of(path) == digest else f"{name} is damaged"
 
     def result(self) -> dict[str, Any] | None:
         """The result, if there is one."""
@@ -207,7 +226,10 @@ class CellFolder:
         if other.curve.is_file():
             write_whole(self.curve, other.curve.read_bytes())
         write_whole(self.checkpoint, other.checkpoint.read_bytes())
-        self.write_training(other.training() or {})
+        training = other.training() or {}
+        for entry in training.get("along", []):
+            write_whole(self.path / entry["file"], (other.path / entry["file"]).read_bytes())
+        self.write_training(training)
 
     def write_curve(self, curve: Iterable[Epoch]) -> None:
         """The training curve as a table."""

@@ -21,8 +21,9 @@ import torch
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.run import environment
 from spiritlevel.saved import json_ready
+from spiritlevel.study.along import write_kept
 from spiritlevel.study.identity import code_of
-from spiritlevel.study.measuring import measure_cell, measured_samples
+from spiritlevel.study.measuring import Pair, measure_along, measure_cell, measured_samples
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.store import CellFolder, Contents, hash_of, locked
 from spiritlevel.study.train import Samples, Trained, arrived, build, load_samples, train
@@ -135,7 +136,7 @@ def _train(folders: list[CellFolder], configs: dict[CellFolder, CellConfig], sam
         if folder.training() is None:
             folder.write_curve(network.curve)
             save_checkpoint(network.model, folder.checkpoint)
-            folder.write_training(_described(network))
+            folder.write_training({**_described(network), "along": write_kept(network.along, folder.path)})
 
 
 def _described(network: Trained) -> dict[str, Any]:
@@ -164,6 +165,7 @@ def _measure(folder: CellFolder, settings: dict[str, Any], config: CellConfig, s
         if wanted and training["stop_reason"] != "diverged":
             model = load_checkpoint(build(config, samples.train), folder.checkpoint).eval()
             found = measure_cell(config, model, data)
+        found["along"] = _along(folder, config, samples, data, training.pop("along", []))
         folder.write_result(
             {
                 "hash": folder.hash,
@@ -186,6 +188,18 @@ def _measure(folder: CellFolder, settings: dict[str, Any], config: CellConfig, s
             }
         )
     return failures.outcome
+
+
+def _along(
+    folder: CellFolder, config: CellConfig, samples: Samples, data: Pair, marks: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What is measured at each mark of a training; marks that share their weights share what is measured."""
+    measured: dict[str, dict[str, Any]] = {}
+    for mark in marks:
+        if (name := mark["file"]) not in measured:
+            model = load_checkpoint(build(config, samples.train), folder.path / name).eval()
+            measured[name] = measure_along(config, model, data)
+    return [{**mark, **measured[mark["file"]]} for mark in marks]
 
 
 def _judged(folder: CellFolder, config: CellConfig) -> dict[str, Any]:

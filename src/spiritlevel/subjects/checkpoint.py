@@ -76,6 +76,11 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise SpiritLevelError(
             f"a checkpoint holds tensors only; {', '.join(other)} of {type(model).__name__} are none"
         )
+    save_state_dict(state, path)
+
+
+def save_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
+    """Writes named tensors as safetensors, wholly or not at all."""
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     write_whole(path, safetensors.torch.save(tensors, metadata={"format": "pt"}))
 

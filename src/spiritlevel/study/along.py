@@ -1,0 +1,134 @@
+"""Weights along a training: kept where the train loss first falls to a level, and after chosen epochs.
+
+The losses of batches, which cost nothing, say when a level may be reached; a pass over the whole training set decides.
+Nothing here draws a random number or changes a weight: a network is trained to the same bits with and without levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from spiritlevel.study.files import sha256_of
+from spiritlevel.study.settings import MeasureSection
+from spiritlevel.subjects.checkpoint import save_state_dict
+
+# Samples that the running mean of batch losses looks back on, and the largest part of an epoch that they may be.
+WINDOW, LARGEST_WINDOW = 2000, 1 / 20
+# Passes over the training set that may find a level not reached yet: so many, and so many more for every epoch.
+SPARE_PASSES, SPARE_PASSES_AN_EPOCH = 3, 0.05
+# The part of an epoch that must be trained after such a pass before the next.
+PAUSE = 1 / 20
+# How far the loss of the training set may be thought to differ from the running mean: batch losses are noisy.
+FARTHEST = 2.0
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place on a training: the first crossing of a train loss, or the end of an epoch.
+
+    >>> print(Mark("loss", 0.1)), print(Mark("epoch", 50))
+    train loss 0.1
+    epoch 50
+    (None, None)
+    """
+
+    kind: Literal["loss", "epoch"]
+    level: float
+
+    @property
+    def name(self) -> str:
+        """The same for files and columns: `loss-0.1`."""
+        return f"{self.kind}-{self.level:g}"
+
+    def __str__(self) -> str:
+        return f"{'train loss' if self.kind == 'loss' else 'epoch'} {self.level:g}"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A network on all training and test samples."""
+
+    train_loss: float
+    train_accuracy: float
+    test_loss: float
+    test_accuracy: float
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The weights at a mark, with how far training was."""
+
+    mark: Mark
+    step: int
+    epoch: float
+    scores: Scores
+    weights: Mapping[str, Tensor]
+
+
+class Watch:
+    """Looks at one training and says when to evaluate it; knows which marks are passed."""
+
+    def __init__(self, section: MeasureSection, samples: int, batch_size: int) -> None:
+        self.levels = sorted(section.at_loss, reverse=True)
+        self.epochs = sorted(section.at_epochs)
+        self.steps_per_epoch = -(-samples // batch_size)
+        self.weight = min(1.0, batch_size / min(WINDOW, LARGEST_WINDOW * samples))
+        self.mean = math.nan
+        self.ratio = 1.0
+        self.steps = self.in_vain = self.not_before = 0
+
+    def suspects(self, batch_loss: float) -> bool:
+        """After a step with this loss: whether the next level may be crossed, so that an evaluation is worth its cost."""
+        self.steps += 1
+        if not math.isfinite(self.mean):
+            self.mean = batch_loss
+        self.mean += self.weight * (batch_loss - self.mean)
+        if not self.levels or self.mean * self.ratio > self.levels[0] or self.steps < self.not_before:
+            return False
+        return self.in_vain < SPARE_PASSES + SPARE_PASSES_AN_EPOCH * self.steps / self.steps_per_epoch
+
+    def missed(self) -> None:
+        """An evaluation that was asked for found no level crossed."""
+        self.in_vain += 1
+        self.not_before = self.steps + max(1, round(PAUSE * self.steps_per_epoch))
+
+    def passed(self, loss: float, epoch: int | None = None) -> list[Mark]:
+        """The marks that a network with this loss on the whole training set has come to, each reported once."""
+        if self.mean > 0 and math.isfinite(loss):
+            self.ratio = min(FARTHEST, max(1 / FARTHEST, loss / self.mean))
+        crossed = [level for level in self.levels if loss <= level]
+        self.levels = self.levels[len(crossed) :]
+        ended = [mark for mark in self.epochs if mark == epoch]
+        return [*(Mark("loss", level) for level in crossed), *(Mark("epoch", mark) for mark in ended)]
+
+
+def kept_at(marks: Iterable[Mark], watch: Watch, scores: Scores, model: nn.Module) -> list[Kept]:
+    """A copy of the weights for every one of the marks, which share it."""
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    epoch = watch.steps / watch.steps_per_epoch
+    return [Kept(mark, watch.steps, epoch, scores, weights) for mark in marks]
+
+
+def write_kept(kept: Iterable[Kept], folder: Path) -> list[dict[str, Any]]:
+    """The weights at each mark as files; what `training.json` says of them. Marks that were passed together share one."""
+    entries: list[dict[str, Any]] = []
+    names: dict[int, str] = {}
+    for each in kept:
+        if each.step not in names:
+            names[each.step] = f"{each.mark.name}.safetensors"
+            save_state_dict(each.weights, folder / names[each.step])
+        place = {"kind": each.mark.kind, "level": each.mark.level, "step": each.step, "epoch": each.epoch}
+        written = {"file": names[each.step], "weights": sha256_of(folder / names[each.step])}
+        entries.append({**place, **asdict(each.scores), **written})
+    return entries
+
+
+def read_mark(plain: Mapping[str, Any]) -> Mark:
+    """The mark that an entry of `training.json` or `result.json` speaks of."""
+    return Mark("epoch" if plain["kind"] == "epoch" else "loss", float(plain["level"]))
