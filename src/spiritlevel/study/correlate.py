@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.along import Mark
 from spiritlevel.study.csv_tables import csv_text
 from spiritlevel.study.results import GAPS, Axis, Study, layer_of
 from spiritlevel.study.statistics import (
@@ -152,13 +153,18 @@ class Contrast:
     overlap: bool
 
 
-def contrasts(study: Study, axis: Axis, *, draws: int = RESAMPLES, seed: int = 0) -> tuple[Contrast, ...]:
-    """Every measure that is positive on all networks at the first and the last level of a factor, compared."""
+def contrasts(
+    study: Study, axis: Axis, *, fewest: int = 2, draws: int = RESAMPLES, seed: int = 0
+) -> tuple[Contrast, ...]:
+    """Every measure that is positive on all networks at the first and the last level of a factor, compared.
+
+    Nothing where one of the two levels has less than `fewest` networks.
+    """
     ends = (0, len(axis.levels) - 1)
     chosen = [i for i, cell in enumerate(study.measured) if axis.level(cell) in ends]
     cells = [study.measured[i] for i in chosen]
     step = np.array([float(axis.level(cell) == ends[1]) for cell in cells])
-    if min(step.sum(), (1 - step).sum()) < 2:
+    if min(step.sum(), (1 - step).sum()) < fewest:
         return ()
     dummies = [
         np.array([float(other.level(cell) == level) for cell in cells])
@@ -219,6 +225,7 @@ class Answers:
         contests: Rescaled or not → who wins by Kendall's τ with the study's gap.
         parts: The same network by network and data set by data set, where the study has several. Layers are then
             correlated there alone: those of different architectures are not the same layers.
+        along: The same at every mark of the trainings, where the study measures along them; with its own gap alone.
     """
 
     rows: tuple[Correlations, ...]
@@ -226,6 +233,7 @@ class Answers:
     axes: tuple[Axis, ...]
     draws: int
     parts: Mapping[str, Answers] = field(default_factory=dict)
+    along: Mapping[Mark, Answers] = field(default_factory=dict)
 
     def row(self, quantity: str, gap: str, rescaled: bool = False) -> Correlations | None:
         wanted = (quantity, gap, rescaled)
@@ -236,11 +244,17 @@ def answers(study: Study, *, draws: int = RESAMPLES, seed: int = 0) -> Answers:
     """Correlate every measured quantity with the gaps, before and after random rescaling, and find the winner."""
     if draws < 100:
         raise SpiritLevelError(f"an interval needs at least 100 resamples, got {draws}")
-    parts = {name: _answers(part, draws, seed, layers=True) for name, part in study.parts.items()}
-    return replace(_answers(study, draws, seed, layers=not parts), parts=parts)
+    along = {mark: _with_parts(study.at(mark), draws, seed, (study.gap,)) for mark in study.marks}
+    gaps = (study.gap, *(gap for gap in GAPS if gap != study.gap))
+    return replace(_with_parts(study, draws, seed, gaps), along=along)
 
 
-def _answers(study: Study, draws: int, seed: int, *, layers: bool) -> Answers:
+def _with_parts(study: Study, draws: int, seed: int, gaps: Sequence[str]) -> Answers:
+    parts = {name: _answers(part, draws, seed, gaps, layers=True) for name, part in study.parts.items()}
+    return replace(_answers(study, draws, seed, gaps, layers=not parts), parts=parts)
+
+
+def _answers(study: Study, draws: int, seed: int, wanted: Sequence[str], *, layers: bool) -> Answers:
     gaps = {name: np.array([cell.gap(name) for cell in study.measured]) for name in GAPS}
     loss = np.array([cell.trained("train_loss") for cell in study.measured])
     groups = {axis.name: _other_factors(study, axis) for axis in study.axes}
@@ -255,7 +269,7 @@ def _answers(study: Study, draws: int, seed: int, *, layers: bool) -> Answers:
             break
         for name, column in columns.items():
             layer = layer_of(name)[1] is not None
-            for gap in [study.gap] if layer else [study.gap, *(each for each in GAPS if each != study.gap)]:
+            for gap in [study.gap] if layer else wanted:
                 known = groups if not layer and gap == study.gap else {}
                 rows.append(_correlated((name, rescaled, gap), column, gaps[gap], loss, known, chosen, draws, seed))
         network = {name: column for name, column in columns.items() if layer_of(name)[1] is None}
@@ -317,15 +331,21 @@ def correlations_csv(found: Answers, study: Study) -> str:
         "layer",
         "subset",
         "variant",
+        "at",
         "gap",
         "networks",
         *(c for k in (*kinds, "psi_mean") for c in _ends(k)),
     ]
     columns += [column for factor in factors for column in _ends(factor)] + [*duel, "note"]
-    every = {"all": found, **found.parts}
+    places = {"end": found, **{mark.name: there for mark, there in found.along.items()}}
     return csv_text(
         columns,
-        ({"subset": name, **_csv_row(row, part, study, kinds)} for name, part in every.items() for row in part.rows),
+        (
+            {"subset": name, "at": at, **_csv_row(row, part, study, kinds)}
+            for at, there in places.items()
+            for name, part in {"all": there, **there.parts}.items()
+            for row in part.rows
+        ),
     )
 
 

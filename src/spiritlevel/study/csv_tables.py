@@ -65,7 +65,7 @@ def _csv_cell(entry: Any) -> str:
 
 
 # Name in a result → column. What may also be a factor is named so that it cannot be taken for one.
-_TRAINING = {
+TRAINING = {
     "reached": "reached",
     "stop_reason": "stop_reason",
     "epochs": "epochs_trained",
@@ -88,8 +88,29 @@ def results_csv(study: Study) -> str:
     """
     quantities = dict.fromkeys(_quantity_columns(study))
     seed = () if "seed" in study.factor_names else ("seed",)
-    columns = ("hash", "status", "reason", *study.factor_names, *seed, *_TRAINING.values(), *GAPS, *quantities)
+    columns = ("hash", "status", "reason", *study.factor_names, *seed, *TRAINING.values(), *GAPS, *quantities)
     return csv_text(columns, (_row(cell, seed) for cell in study.cells))
+
+
+def levels_csv(study: Study) -> str:
+    """`levels.csv`: one row for every mark that a network came to on its way, as `results.csv` has them for its end."""
+    there = {mark: study.at(mark) for mark in study.marks}
+    quantities = dict.fromkeys(column for at in there.values() for column in _quantity_columns(at))
+    seed = () if "seed" in study.factor_names else ("seed",)
+    outcomes = (
+        "epochs_trained",
+        "steps_trained",
+        *(name for name in TRAINING if name.startswith(("train_", "test_"))),
+    )
+    columns = ("hash", "at", "level", *study.factor_names, *seed, *outcomes, *GAPS, *quantities)
+    return csv_text(
+        columns,
+        (
+            {**_row(cell, seed), "at": mark.kind, "level": mark.level}
+            for mark, at in there.items()
+            for cell in at.measured
+        ),
+    )
 
 
 def _quantity_columns(study: Study) -> Iterator[str]:
@@ -108,7 +129,7 @@ def _quantity_columns(study: Study) -> Iterator[str]:
 def _row(cell: Cell, seed: tuple[str, ...]) -> dict[str, Any]:
     row: dict[str, Any] = {"hash": cell.hash, "status": cell.status, "reason": cell.reason, **cell.factors}
     row |= dict.fromkeys(seed, cell.seed)
-    row |= {column: _entry(cell.training.get(key)) for key, column in _TRAINING.items()}
+    row |= {column: _entry(cell.training.get(key)) for key, column in TRAINING.items()}
     row |= {name: cell.gap(name) for name in GAPS}
     for quantities, suffix in ((cell.measures, ""), (cell.rescaled, "@rescaled")):
         for name, quantity in quantities.items():

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.saved import number
+from spiritlevel.study.along import Mark, read_mark
 from spiritlevel.study.store import CellFolder, StudyFolder
 
 Status = Literal["measured", "excluded", "failed", "unfinished"]
@@ -60,6 +61,18 @@ class Attack:
 
 
 @dataclass(frozen=True)
+class Passed:
+    """A network at a mark of its training: how far it was, and what was measured there, or why nothing was."""
+
+    mark: Mark
+    step: int
+    epoch: float
+    outcomes: Mapping[str, Any]
+    measures: Quantities
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Cell:
     """One network of a study.
 
@@ -72,6 +85,7 @@ class Cell:
         training: Losses, accuracies and how training ended; empty where it never ended.
         measures: Network and layer quantities; an excluded network can have them too.
         rescaled: The same of a twin with randomly rescaled layers; empty where there is none.
+        along: The network at every mark of its training that it came to.
     """
 
     hash: str
@@ -84,6 +98,7 @@ class Cell:
     measures: Quantities = field(default_factory=dict)
     rescaled: Quantities = field(default_factory=dict)
     attacks: tuple[Attack, ...] = ()
+    along: tuple[Passed, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     problem: Mapping[str, Any] = field(default_factory=dict)
@@ -100,6 +115,17 @@ class Cell:
     def trained(self, name: str) -> float:
         """A number of the training, nan where it is missing."""
         return number(self.training.get(name))
+
+    def at(self, mark: Mark) -> Cell:
+        """The network as it was at a mark: measured where it came there, whatever became of it afterwards."""
+        found = next((passed for passed in self.along if passed.mark == mark), None)
+        if found is None or not found.measures:
+            reason = f"did not come to {mark}" if found is None else f"not measured at {mark}: {found.error}"
+            bare = replace(self, measures={}, rescaled={}, attacks=())
+            return replace(bare, status="excluded", reason=reason) if self.training else bare
+        training = {**self.training, **found.outcomes, "epochs": found.epoch, "steps": found.step}
+        there = replace(self, status="measured", reason="", training=training, measures=found.measures)
+        return replace(there, rescaled={}, attacks=())
 
 
 @dataclass(frozen=True)
@@ -169,6 +195,17 @@ class Study:
             parts.setdefault(", ".join(str(cell.factors.get(name)) for name in names), []).append(cell)
         return {name: replace(self, cells=tuple(cells)) for name, cells in parts.items()}
 
+    @cached_property
+    def marks(self) -> tuple[Mark, ...]:
+        """Where its networks were measured along their training: losses as training goes, then epochs."""
+        found = {passed.mark for cell in self.cells for passed in cell.along}
+        losses = sorted((mark for mark in found if mark.kind == "loss"), key=lambda mark: -mark.level)
+        return (*losses, *sorted(found.difference(losses), key=lambda mark: mark.level))
+
+    def at(self, mark: Mark) -> Study:
+        """The study at a mark: every network as it was there."""
+        return replace(self, cells=tuple(cell.at(mark) for cell in self.cells))
+
     @property
     def measured(self) -> tuple[Cell, ...]:
         return tuple(cell for cell in self.cells if cell.status == "measured")
@@ -198,8 +235,14 @@ def read_study(folder: str | os.PathLike[str] | StudyFolder) -> Study:
     cells = tuple(_read_cell(stored.cell(entry["hash"]), entry) for entry in plain["cells"])
     known = {cell.hash for cell in cells}
     present = _folders_in(stored.path / "cells")
+    unknown = sum(name not in known and not name.startswith(".") for name in present)
+    return described_study(stored.path, plain, cells, unknown)
+
+
+def described_study(folder: Path, plain: Mapping[str, Any], cells: tuple[Cell, ...], unknown_folders: int) -> Study:
+    """The study that the content of `study.json` describes, with these cells."""
     return Study(
-        folder=stored.path,
+        folder=folder,
         name=str(plain["name"]),
         title=str(plain.get("title") or plain["name"]),
         version=str(plain.get("version", "")),
@@ -209,7 +252,7 @@ def read_study(folder: str | os.PathLike[str] | StudyFolder) -> Study:
         factors=plain.get("factors") or {},
         tied=tuple(tuple(map(str, group)) for group in plain.get("tied") or ()),
         cells=cells,
-        unknown_folders=sum(name not in known and not name.startswith(".") for name in present),
+        unknown_folders=unknown_folders,
     )
 
 
@@ -309,10 +352,17 @@ def _finished(cell: Cell, result: Mapping[str, Any]) -> Cell:
             Attack(number(each["target"]), number(each.get("output_change")), _quantities(each["measures"]))
             for each in (result.get("attacks") or ())
         ),
+        along=tuple(map(_passed, result.get("along") or ())),
         environment=result.get("environment") or {},
         data=result.get("data") or {},
         problem=(measures or {}).get("problem") or {},
     )
+
+
+def _passed(entry: Mapping[str, Any]) -> Passed:
+    outcomes = {name: number(entry.get(name)) for name in _OUTCOMES}
+    place = (read_mark(entry), int(entry.get("step") or 0), number(entry.get("epoch")))
+    return Passed(*place, outcomes, _quantities(entry.get("measures")), str(entry.get("error") or ""))
 
 
 def _missed(stopped: str, training: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import math
 from spiritlevel.show.numbers import plain_text, significant, times
 from spiritlevel.study.correlate import Answers, Contest, Correlations, contrasts
 from spiritlevel.study.results import Study
+from spiritlevel.study.show.along import along_sentences
 from spiritlevel.study.show.figures import interval_text
 from spiritlevel.study.show.labels import GAP_LABELS, attack_ratios, before_after, factor_ratio_text, of_paper, unmoved
 from spiritlevel.study.statistics import FEWEST
@@ -15,7 +16,8 @@ from spiritlevel.study.statistics import FEWEST
 def study_answer(study: Study, found: Answers) -> list[str]:
     """What the study found, in sentences: who wins and how surely, what rescaling does, what was left out."""
     parts = [_part_sentence(found)] if found.parts else []
-    ranked = [*parts, *_winner_sentences(study, found), *_batch_sentences(study), *_rescaling_sentences(study, found)]
+    ranked = [*parts, *_winner_sentences(study, found), *along_sentences(study, found), *_batch_sentences(study)]
+    ranked += _rescaling_sentences(study, found)
     # A study that attacks asks what an attack can do.
     return [*_attack_sentences(study), *ranked, _count_sentence(study)]
 

@@ -18,10 +18,11 @@ from spiritlevel.show.numbers import Numbers, plain_text, seconds_text
 from spiritlevel.show.page import render_page
 from spiritlevel.show.sections import Section
 from spiritlevel.study.correlate import Answers, answers, correlations_csv
-from spiritlevel.study.csv_tables import results_csv
+from spiritlevel.study.csv_tables import levels_csv, results_csv
 from spiritlevel.study.plan import list_studies, read_plan
 from spiritlevel.study.results import GAPS, Cell, Study, factor_text, read_curve, read_study, short_name
 from spiritlevel.study.settings import flattened
+from spiritlevel.study.show.along import along_section
 from spiritlevel.study.show.answer import study_answer
 from spiritlevel.study.show.figures import training_curves
 from spiritlevel.study.show.labels import GAP_LABELS, estimate_text, is_main
@@ -40,6 +41,8 @@ from spiritlevel.study.statistics import Estimate
 def write_study_report(folder: str | os.PathLike[str]) -> Path:
     """Write `results.csv`, `correlations.csv` and `report.html` into a study's folder; the page's path.
 
+    And `levels.csv` where networks were measured along their training.
+
     From whatever cells are finished: a study that still runs can be asked too. Each file is whole or not there.
     """
     study = read_study(folder)
@@ -47,6 +50,8 @@ def write_study_report(folder: str | os.PathLike[str]) -> Path:
     page = study.folder / "report.html"
     _write(study.folder / "results.csv", results_csv(study))
     _write(study.folder / "correlations.csv", correlations_csv(found, study))
+    if study.marks:
+        _write(study.folder / "levels.csv", levels_csv(study))
     _write(page, study_page(study, found))
     return page
 
@@ -71,6 +76,7 @@ def study_page(study: Study, found: Answers) -> str:
         sections += _pictures(study.parts[name], part, name)
     sections += _pictures(study, found, "all together") if found.parts else _pictures(study, found, "")
     sections += [
+        along_section(study, found),
         factor_section(study, found),
         left_out_section(study),
         correlation_section(study, found),
