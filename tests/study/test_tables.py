@@ -43,5 +43,5 @@ def test_what_is_not_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpiritLevelError, match="has no column 'hash'"):
         read_tables(tmp_path)
     (tmp_path / "results.csv").write_text("hash,status\nab,lost\n")
-    with pytest.raises(SpiritLevelError, match="cell ab: status must be one of measured, .* got 'lost'"):
+    with pytest.raises(SpiritLevelError, match=r"cell ab: status must be one of measured, .* got 'lost'"):
         read_tables(tmp_path)

@@ -135,3 +135,30 @@ def _write_report(folder: Path, quiet: bool) -> None:
     write_study_report(folder)
     if not quiet:
         print(f"wrote {folder / 'report.html'}", file=sys.stderr)
+
+
+@study.command()
+def correlate(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of studies, or of their tables.")],
+    page: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with the distribution.")] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write every environment's sign errors.")] = None,
+) -> None:
+    """Say which measure can be relied on over several studies: the sign test of Dziugaite et al. 2020."""
+    from spiritlevel.saved import write_whole
+    from spiritlevel.study.show.winners import standings_table, winner_sentences, winners_page
+    from spiritlevel.study.signs import SignTest, environments_csv
+    from spiritlevel.study.tables import read_study_or_tables
+
+    test = SignTest([read_study_or_tables(folder) for folder in folders])
+    for sentence in winner_sentences(test):
+        print(sentence)
+    if test.standings():
+        found = standings_table(test)
+        table = Table(*found.columns, box=None, pad_edge=False)
+        for row in found.texts():
+            table.add_row(*row)
+        Console().print(table)
+    for path, text in ((page, winners_page), (csv, environments_csv)):
+        if path is not None:
+            write_whole(path, text(test))
+            print(f"wrote {path}", file=sys.stderr)

@@ -89,7 +89,7 @@ class Watch:
         if not math.isfinite(self.mean):
             self.mean = batch_loss
         self.mean += self.weight * (batch_loss - self.mean)
-        if not self.levels or self.mean * self.ratio > self.levels[0] or self.steps < self.not_before:
+        if not self.levels or self.steps < self.not_before or not self.mean * self.ratio <= self.levels[0]:
             return False
         return self.in_vain < SPARE_PASSES + SPARE_PASSES_AN_EPOCH * self.steps / self.steps_per_epoch
 
