@@ -1,9 +1,13 @@
-"""The page of results can be made again: tables between its marks, figures and csv files beside it."""
+"""The page of results can be made again: from folders of studies to tables, and from tables to figures and the page."""
+
+from __future__ import annotations
 
 import csv
+import json
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,52 +15,114 @@ from study_samples import fabricate
 
 ROOT = Path(__file__).resolve().parents[1]
 MAKE = runpy.run_path(str(ROOT / "docs" / "results" / "make.py"))
-PAGE = "# Results\n\n<!-- begin petzka-mnist -->\n\nold\n\n<!-- end petzka-mnist -->\n\nkept\n"
+MEASURES = (
+    "kappa_trace_sum", "kappa_trace_max", "rho_sum", "rho_max", "hessian_trace", "hessian_spectral_norm",
+    "riemannian_spectral_norm", "normalized_sharpness",
+)  # fmt: skip
+TEMPLATE = """# Results
+
+| here | networks | verdict |
+|---|---|---|
+| {{verdict petzka-mnist}} |
+| {{verdict rangamani-mnist}} |
+| {{verdict petzka-cifar10}} |
+
+{{petzka-mnist}}
+
+{{rangamani-mnist}}
+
+{{measures}}
+"""
 
 
-def test_a_study_fills_its_place_on_the_page(tmp_path):
-    page = tmp_path / "results.md"
-    page.write_text(PAGE, encoding="utf-8")
-    MAKE["make"](fabricate(tmp_path / "study", "petzka-mnist", cells=14), page)
+def followed(folder: Path, levels: tuple[float, ...] = (1.0, 0.1)) -> Path:
+    """A fabricated study in which every network was also measured at levels, where it was as it is at the end."""
+    for path in sorted(folder.glob("cells/*/result.json")):
+        result: dict[str, Any] = json.loads(path.read_text())
+        training = result["training"]
+        result["along"] = [
+            {"kind": "loss", "level": level, "step": step, "epoch": step / 100, "train_loss": 0.9 * level,
+             "test_loss": 0.9 * level + training["test_loss"] - training["train_loss"],
+             "train_accuracy": training["train_accuracy"], "test_accuracy": training["test_accuracy"],
+             "measures": result["measures"]}
+            for step, level in enumerate(levels, 1)
+        ]  # fmt: skip
+        path.write_text(json.dumps(result))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of two studies, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("page")
+    results = folder / "results"
+    results.mkdir()
+    (results / "template.txt").write_text(TEMPLATE, encoding="utf-8")
+    MAKE["gather"](followed(fabricate(folder / "one", "petzka-mnist", cells=20, measures=MEASURES)), results)
+    MAKE["gather"](followed(fabricate(folder / "two", "rangamani-mnist", cells=20, measures=MEASURES)), results)
+    (results / "petzka-mnist" / "notes.md").write_text("Written by hand.\n", encoding="utf-8")
+    MAKE["write_page"](results, folder / "results.md", draws=100)
+    return folder / "results.md"
+
+
+def test_studies_fill_their_places_on_the_page(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert "old" not in text
-    assert text.startswith(
-        "# Results\n\n<!-- begin petzka-mnist -->\n\n**14 networks: 11 measured, 1 excluded, 1 failed, 1 unfinished.**"
-    )
-    assert text.endswith("<!-- end petzka-mnist -->\n\nkept\n")
+    assert "{{" not in text
+    assert "**20 networks: 17 measured, 1 excluded, 1 failed, 1 unfinished.**" in text
+    assert "| not run at this size yet | 0 of 144 | open |" in text
+    assert "Written by hand." in text
     pictures = re.findall(r"\]\(([^)\s]+\.png)\)", text)
-    assert len(pictures) == 4
-    assert all((tmp_path / picture).stat().st_size for picture in pictures)
-    folder = tmp_path / "results" / "petzka-mnist"
+    assert len(pictures) == 4 + 4 + 1
+    assert all((page.parent / picture).stat().st_size for picture in pictures)
+    for link in re.findall(r"\]\((results/[^)\s]+\.csv)\)", text):
+        assert (page.parent / link).stat().st_size
+
+
+def test_numbers_on_the_page_are_those_of_the_tables(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    folder = page.parent / "results" / "petzka-mnist"
     rows = list(csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines()))
-    assert len(rows) == 14
-    # What the table says is what the file of correlations says.
+    assert len(rows) == 20
     found = csv.DictReader((folder / "correlations.csv").read_text(encoding="utf-8").splitlines())
-    whole = next(
-        r
-        for r in found
-        if r["measure"] == "rho_sum" and not r["layer"] and r["variant"] == "trained" and r["gap"] == "gap_loss"
-    )
-    line = next(line for line in text.splitlines() if line.startswith("| ρ, sum over neurons"))
-    assert f"**{float(whole['pearson']):.2f}**".replace("-", "−") in line
+    wanted = {"measure": "rho_sum", "layer": "", "variant": "trained", "gap": "gap_loss"}
+    own = {row["at"]: row for row in found if wanted.items() <= row.items()}
+    lines = [line for line in text.splitlines() if line.startswith("| ρ, sum over neurons")]
+    assert f"**{float(own['end']['pearson']):.2f}**".replace("-", "−") in lines[0]
+    assert f"| {float(own['loss-0.1']['pearson']):.2f}".replace("-", "−") in lines[1]
 
 
-def test_csv_files_are_shortened_and_nothing_else():
+def test_ratios_of_batches_stand_at_every_level(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "**lenet**: how many times larger at the large batch" in text
+    assert "| measure | train loss 1 | train loss 0.1 | the end |" in text
+    # Made of the same reports, so that every level has the same ratio.
+    after = text.partition("**lenet**")[2].splitlines()
+    line = next(line for line in after if line.startswith("| Riemannian spectral norm |"))
+    _, _, one, other, _, _ = line.split("|")
+    assert one == other
+    assert "errs least: a mean sign error of" in text
+
+
+def test_the_place_of_the_data_stays_out(page: Path) -> None:
+    plain = json.loads((page.parent / "results" / "petzka-mnist" / "study.json").read_text())
+    config = {"data": {"name": "mnist", "folder": "/somewhere"}}
+    study = MAKE["read_study"](page.parent / "one")
+    assert MAKE["described"]({**plain, "config": config}, study)["config"]["data"] == {"name": "mnist", "folder": None}
+
+
+def test_csv_files_are_shortened_and_nothing_else() -> None:
     text = "hash,x,y\n12e45678,0.1234567890123,125\nab,-1.23456789e-05,0.05\n"
     assert MAKE["short"](text) == "hash,x,y\n12e45678,0.123457,125\nab,-1.23457e-05,0.05\n"
 
 
-def test_a_page_without_a_place_is_left_alone(tmp_path):
-    page = tmp_path / "results.md"
-    page.write_text("# Results\n", encoding="utf-8")
-    with pytest.raises(SystemExit, match="has no place for petzka-mnist"):
-        MAKE["make"](fabricate(tmp_path / "study", "petzka-mnist", cells=8), page)
-    assert page.read_text(encoding="utf-8") == "# Results\n"
-
-
-def test_the_committed_page_has_a_place_for_every_study_and_every_picture():
+def test_the_committed_page_is_filled_and_says_nothing_of_places_on_a_machine() -> None:
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for name in MAKE["TELLERS"]:
-        assert f"<!-- begin {name} -->" in text
-        assert f"<!-- end {name} -->" in text
     assert "{{" not in text
+    template = (ROOT / "docs" / "results" / "template.txt").read_text(encoding="utf-8")
+    for name in MAKE["TELLERS"]:
+        assert f"{{{{{name}}}}}" in template
+        assert f"{{{{verdict {name}}}}}" in template
+        path = ROOT / "docs" / "results" / name / "study.json"
+        assert not path.exists() or json.loads(path.read_text())["config"]["data"]["folder"] is None
+    for picture in re.findall(r"\]\((results/[^)\s]+\.(?:png|csv))\)", text):
+        assert (ROOT / "docs" / picture).is_file()

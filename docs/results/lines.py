@@ -1,0 +1,65 @@
+"""The loss around trained networks along random directions, small against large batches: Figure 2 of Rangamani et al. 2019.
+
+`python docs/results/lines.py FOLDER [SAMPLES]` takes every finished network of a study at its smallest and its largest batch
+and writes `STUDY/line-MODEL-batch-N.json` beside this file, directions of all seeds together; `make.py` draws them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from spiritlevel.landscape import Line, line
+from spiritlevel.study.results import Study, read_study
+from spiritlevel.study.show.along import batch_axis
+from spiritlevel.study.store import CellFolder, StudyFolder
+from spiritlevel.study.train import Samples, build, load_samples, noisy_labels
+from spiritlevel.subjects.checkpoint import load_checkpoint
+
+HERE = Path(__file__).resolve().parent
+SAMPLES, DIRECTIONS, POINTS = 1000, 3, 21
+
+
+def one_line(folder: CellFolder, samples: Samples, count: int) -> Line:
+    """The lines of one network on the first so many training samples; layers move by up to their own norm."""
+    config = folder.config()
+    model = load_checkpoint(build(config, samples.train), folder.checkpoint).eval()
+    y = noisy_labels(samples.train.y, samples.train.classes, config.data.label_noise, config.seed)
+    # Directions of their own for every seed, so that a band is over both.
+    first = 1000 * config.seed
+    return line(model, (samples.train.x[:count], y[:count]), count=DIRECTIONS, points=POINTS, seed=first)
+
+
+def joined(lines: list[Line]) -> Line:
+    """All directions of several networks as one line."""
+    first = lines[0]
+    labels = tuple(label for each in lines for label in each.labels)
+    return Line(first.steps, torch.cat([each.losses for each in lines]), None, labels, first.normalization)
+
+
+def ends(study: Study) -> Iterator[tuple[str, int, list[str]]]:
+    """Network and batch → hashes of the finished networks at the smallest and the largest batch."""
+    for part in (study.parts or {"": study}).values():
+        axis = batch_axis(part)
+        for level in () if axis is None else (0, len(axis.levels) - 1):
+            cells = [cell for cell in part.cells if cell.training and axis is not None and axis.level(cell) == level]
+            name = str(part.cells[0].factors.get("model.name") or study.config["model"]["name"])
+            if cells:
+                yield name, int(cells[0].factors["training.batch_size"]), [cell.hash for cell in cells]
+
+
+def main(folder: str, count: str = str(SAMPLES)) -> None:
+    study = read_study(folder)
+    for model, batch, hashes in ends(study):
+        folders = [StudyFolder(folder).cell(name) for name in hashes]
+        samples = load_samples(folders[0].config().data)
+        found = joined([one_line(each, samples, int(count)) for each in folders])
+        found.save(HERE / study.name / f"line-{model}-batch-{batch}.json")
+        print(f"{model}, batch {batch}: {len(folders)} networks, {len(found.losses)} directions")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

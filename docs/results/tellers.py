@@ -1,0 +1,303 @@
+"""What the page of results says of each study: a line of the table of verdicts, and its section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from telling import (
+    MATRIX,
+    NAMES,
+    NORMALIZED,
+    Told,
+    Verdict,
+    batch_text,
+    bold,
+    by_level,
+    correlations,
+    layers,
+    mean_text,
+    progress,
+    ratio,
+    side_by_side,
+    text,
+)
+
+from spiritlevel.show.drawing import Drawing
+from spiritlevel.show.numbers import significant
+from spiritlevel.study.along import Mark
+from spiritlevel.study.correlate import Contrast
+from spiritlevel.study.levels import ratios_along
+from spiritlevel.study.results import Cell, Study
+from spiritlevel.study.show.along import batch_axis, path_drawing
+from spiritlevel.study.show.figures import ByLevel, boxes, lines
+from spiritlevel.study.statistics import FEWEST, Estimate
+
+FEW = "open: too few networks so far"
+# Ratios between batches that the paper's factors of 67,000 and 770,000 would exceed by far.
+LARGE_FACTOR = 100.0
+
+
+# --- petzka2019 -------------------------------------------------------------------------------------------------------
+
+
+def petzka_mnist_verdict(told: Told) -> Verdict:
+    hidden = layers(told.study, "kappa_trace")[:-1]
+    count = progress(told.study, "petzka-mnist")
+    if len(told.study.measured) < FEWEST:
+        return Verdict(f"{len(told.study.measured)} networks measured", count, FEW)
+    found = [told.r(f"kappa_trace[{name}]").value for name in hidden]
+    after = [told.r(f"kappa_trace[{name}]", rescaled=True).value for name in hidden]
+    kept = max(abs(one - other) for one, other in zip(found, after, strict=True))
+    here = (
+        f"r {', '.join(f'{value:.2f}' for value in found)} for hidden layers 1 to {len(found)}, "
+        f"{told.r('kappa_trace_sum').value:.2f} for the sum; rescaling changes them by at most {significant(kept, 1)}"
+    ).replace("-", "−")
+    reached = sum(value >= 0.7 for value in found)
+    invariance = "invariance agrees" if kept < 0.005 else "invariance disagrees"
+    verdict = "agrees" if reached == len(found) else f"{reached} of {len(found)} layers reach 0.7"
+    return Verdict(here, count, f"{invariance}; correlation: {verdict}")
+
+
+def petzka_mnist(told: Told) -> list[str]:
+    hidden = layers(told.study, "kappa_trace")[:-1]
+    wide = ("kappa_trace_sum", "kappa_trace_max", "rho_sum", "rho_max")
+    rows = [(f"κ_τ, hidden layer {i}", "≥ 0.7", f"kappa_trace[{name}]") for i, name in enumerate(hidden, 1)]
+    rows += [(f"ρ_σ, hidden layer {i}", "“significant”", f"rho_sum[{name}]") for i, name in enumerate(hidden, 1)]
+    rows += [(f"ρ, hidden layer {i}", "“significant”", f"rho_max[{name}]") for i, name in enumerate(hidden, 1)]
+    rows += [(NAMES[name], "larger than any layer's", name) for name in wide]
+    others = [name for name in told.study.quantities(layers=False) if name not in wide]
+    rows += [(NAMES[name], "not given", name) for name in others]
+    shown = {f"kappa_trace[{name}]": f"κ_τ, layer {i}" for i, name in enumerate(hidden, 1)}
+    shown |= {f"hessian_trace[{name}]": f"plain trace, layer {i}" for i, name in enumerate(hidden, 1)}
+    shown |= {name: NAMES[name] for name in (*wide, "hessian_trace", "hessian_spectral_norm")}
+    batches = [batch_text(cell) for cell in told.study.measured]
+    level_rows = [(f"κ_τ, hidden layer {i}", f"kappa_trace[{name}]") for i, name in enumerate(hidden, 1)]
+    followed = dict.fromkeys(name for mark in told.study.marks for name in told.study.at(mark).quantities(layers=False))
+    level_rows += [(NAMES[name], name) for name in followed]
+    return [
+        *correlations(told, rows),
+        "",
+        "At equal train loss, r with the gap at that level (in brackets the number of networks that came there, those that "
+        "the filter leaves out at the end among them):",
+        "",
+        *by_level(told, level_rows),
+        "",
+        *side_by_side(
+            told.scatter("kappa-trace-sum", "kappa_trace_sum", batches),
+            told.picture(
+                "path-kappa-trace-sum", path_drawing(told.study, "kappa_trace_sum", label="κ_τ, sum over layers")
+            ),
+            told.before_and_after("rescaling", shown),
+            told.scatter("hessian-trace", "hessian_trace", batches),
+        ),
+        "",
+        f"_How far training went_: the gap has r = {text(_with_loss(told))} with the train loss at the end.",
+    ]
+
+
+def _with_loss(told: Told) -> Estimate:
+    losses = np.array([cell.trained("train_loss") for cell in told.study.measured])
+    gaps = np.array([cell.gap(told.study.gap) for cell in told.study.measured])
+    return Estimate(float(np.corrcoef(losses, gaps)[0, 1]))
+
+
+def petzka_cifar10_verdict(told: Told) -> Verdict:
+    count = progress(told.study, "petzka-cifar10")
+    if len(told.study.measured) < FEWEST:
+        return Verdict(f"{len(told.study.measured)} networks measured", count, FEW)
+    last = layers(told.study, "kappa_trace")[-2]
+    found, after = (told.r(f"kappa_trace[{last}]", rescaled) for rescaled in (False, True))
+    verdict = "agrees" if found.low > 0.5 else "same sign, smaller" if found.low > 0 else "disagrees"
+    kept = abs(found.value - after.value) < 0.005
+    here = f"r {text(found)}, after rescaling {text(after)}; plain trace {text(told.r('hessian_trace'))}, then {text(told.r('hessian_trace', rescaled=True))}"
+    return Verdict(here, count, f"invariance {'agrees' if kept else 'disagrees'}; correlation: {verdict}")
+
+
+def petzka_cifar10(told: Told) -> list[str]:
+    last, output = layers(told.study, "kappa_trace")[-2:]
+    ends = ((last, "last hidden layer"), (output, "output layer"))
+    rows = [(f"κ_τ, {words} (`{name}`)", "0.91", f"kappa_trace[{name}]") for name, words in ends]
+    rows += [(f"κ, {words} (`{name}`)", "“significant”, weaker", f"kappa[{name}]") for name, words in ends]
+    rows += [
+        (f"plain trace, {words} (`{name}`)", "“very weak” after", f"hessian_trace[{name}]") for name, words in ends
+    ]
+    rows += [(NAMES[name], "not given", name) for name in told.study.quantities(layers=False)]
+    shown = {f"kappa_trace[{name}]": f"κ_τ, {words}" for name, words in ends}
+    shown |= {f"hessian_trace[{name}]": f"plain trace, {words}" for name, words in ends}
+    shown |= {name: NAMES[name] for name in ("kappa_trace_sum", "rho_sum", "hessian_trace", "hessian_spectral_norm")}
+    batches = [batch_text(cell) for cell in told.study.measured]
+    label = f"κ_τ of the last hidden layer ({last})"
+    return [
+        *correlations(told, rows),
+        "",
+        *side_by_side(
+            told.scatter("kappa-trace-layer", f"kappa_trace[{last}]", batches, label),
+            told.before_and_after("rescaling", shown),
+        ),
+    ]
+
+
+# --- tsuzuku2019 ------------------------------------------------------------------------------------------------------
+
+
+def tsuzuku_verdict(told: Told) -> Verdict:
+    count = progress(told.study, "tsuzuku-mnist")
+    said, verdicts = [], []
+    for part in told.parts:
+        own = part.study.measured
+        if len(own) < FEWEST:
+            said.append(f"{part.model}: {len(own)} networks measured")
+            verdicts.append(f"{part.model}: {FEW}")
+            continue
+        ours, plain = part.r(NORMALIZED), part.r("hessian_trace")
+        fitted = min(cell.trained("train_accuracy") for cell in own)
+        said.append(f"{part.model}: {ours.value:.2f} and {plain.value:.2f}, train accuracy at least {fitted:.1%}")
+        verdicts.append(f"{part.model} {'agrees' if ours.value > plain.value and ours.low > 0 else 'disagrees'}")
+    return Verdict("; ".join(said).replace("-0", "−0"), count, "; ".join(verdicts))
+
+
+def tsuzuku(told: Told) -> list[str]:
+    measures = (NORMALIZED, MATRIX, "normalized_sharpness", "hessian_trace", "kappa_trace_sum", "rho_sum")
+    made: list[str] = []
+    for part in told.parts:
+        kind = part.model.partition(":")[0]
+        reached = [cell.trained("train_accuracy") for cell in part.study.measured]
+        made += [
+            f"**{part.model}**, {len(reached)} networks, lowest train accuracy {min(reached, default=float('nan')):.1%}:",
+            "",
+            "| measure | r with the gap | Kendall's τ | Spearman given the train loss |",
+            "|---|---|---|---|",
+        ]
+        for name in measures:
+            row = part.found.row(name, part.study.gap)
+            given = Estimate() if row is None else row.partial_spearman
+            made.append(f"| {NAMES[name]} | {bold(part.r(name))} | {text(part.tau(name))} | {text(given)} |")
+        noise = [_share(cell) for cell in part.study.measured]
+        made += ["", *side_by_side(
+            part.scatter(f"{kind}-normalized-sharpness", NORMALIZED, noise),
+            part.scatter(f"{kind}-hessian-trace", "hessian_trace", noise),
+        ), ""]  # fmt: skip
+    pictures = [
+        told.picture(name, _along_noise(told.study, quantity))
+        for name, quantity in (("labels-normalized-sharpness", NORMALIZED), ("labels-hessian-trace", "hessian_trace"))
+    ]
+    return [*made, *side_by_side(*pictures)]
+
+
+# --- rangamani2019 ----------------------------------------------------------------------------------------------------
+
+
+def _ratios(told: Told, measure: str = "riemannian_spectral_norm") -> dict[Mark | None, Contrast]:
+    axis = batch_axis(told.study)
+    return {} if axis is None else ratios_along(told.study, axis, measure)
+
+
+def rangamani_verdict(told: Told) -> Verdict:
+    count = progress(told.study, "rangamani-mnist")
+    said, decided = [], []
+    for part in told.parts:
+        found = _ratios(part)
+        losses = [each.times.value for mark, each in found.items() if mark is not None and mark.kind == "loss"]
+        epochs = [each.times.value for mark, each in found.items() if mark is not None and mark.kind == "epoch"]
+        if losses:
+            span = f"{significant(min(losses), 2)} to {significant(max(losses), 2)} times at equal train loss"
+            equal = f", up to {significant(max(epochs), 2)} times at equal epochs" if epochs else ""
+            said.append(f"{part.model}: large batches are {span}{equal}")
+            decided.append(max(losses) < LARGE_FACTOR)
+        else:
+            said.append(f"{part.model}: no pair of batches at one level yet")
+    if not decided:
+        return Verdict("; ".join(said), count, FEW)
+    verdict = "disagrees: at equal train loss nothing of the factor is left" if all(decided) else "agrees"
+    return Verdict("; ".join(said), count, verdict)
+
+
+def rangamani(told: Told) -> list[str]:
+    made = ["| network | batch | networks | test accuracy | train loss | Riemannian spectral norm | plain norm |",
+            "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for part in told.parts:
+        batches = sorted({cell.factors["training.batch_size"] for cell in part.study.cells})
+        made += [_batch_row(part, batch) for batch in batches]
+    pictures = []
+    for part in told.parts:
+        found = {name: _ratios(part, name) for name in part.study.quantities(layers=False)}
+        marks = list(dict.fromkeys(mark for ratios in found.values() for mark in ratios))
+        if marks:
+            made += ["", f"**{part.model}**: how many times larger at the large batch (ratio of geometric means):", "",
+                     f"| measure | {' | '.join('the end' if mark is None else str(mark) for mark in marks)} |",
+                     "|---" * (1 + len(marks)) + "|"]  # fmt: skip
+            made += [
+                f"| {NAMES.get(name, name)} | {' | '.join(ratio(ratios.get(mark)) for mark in marks)} |"
+                for name, ratios in found.items()
+            ]
+        kind = part.model.partition(":")[0]
+        pictures += [
+            told.picture(
+                f"path-{kind}-{name.replace('_', '-')}", path_drawing(part.study, name, f", {part.model}", NAMES[name])
+            )
+            for name in ("riemannian_spectral_norm", "normalized_sharpness")
+            if part.study.marks
+        ]
+    if not pictures:
+        pictures = [told.picture("spectral-norm", _by_batch(told.study, "riemannian_spectral_norm"))]
+    return [*made, "", *side_by_side(*pictures)]
+
+
+def _batch_row(part: Told, batch: int) -> str:
+    cells = [cell for cell in part.study.measured if cell.factors["training.batch_size"] == batch]
+    norms = [
+        [cell.measures[name].value for cell in cells] for name in ("riemannian_spectral_norm", "hessian_spectral_norm")
+    ]
+    entries = (
+        part.model,
+        str(batch),
+        str(len(cells)),
+        mean_text([100 * cell.trained("test_accuracy") for cell in cells], 4) + (" %" if cells else ""),
+        mean_text([cell.trained("train_loss") for cell in cells], 2),
+        *(mean_text(values, 3) for values in norms),
+    )
+    return f"| {' | '.join(entries)} |"
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def _along_noise(study: Study, quantity: str) -> Drawing:
+    shares = sorted({float(cell.factors["data.label_noise"]) for cell in study.cells})
+    found = _levels(study, quantity, lambda cell: shares.index(float(cell.factors["data.label_noise"])))
+    label = NAMES[quantity].partition(",")[0]
+    texts = [f"{share:g}" for share in shares]
+    return lines(ByLevel(texts, found), title=f"{label} and random labels", label=label,
+                 factor="share of random labels", places=shares)  # fmt: skip
+
+
+def _by_batch(study: Study, quantity: str) -> Drawing:
+    batches = sorted({int(cell.factors["training.batch_size"]) for cell in study.cells})
+    found = _levels(study, quantity, lambda cell: batches.index(int(cell.factors["training.batch_size"])))
+    label = NAMES[quantity]
+    return boxes(
+        ByLevel(list(map(str, batches)), found), title=f"{label} by batch size", label=label, factor="batch size"
+    )
+
+
+def _levels(study: Study, quantity: str, level: Callable[[Cell], int]) -> dict[str, dict[int, list[float]]]:
+    series: dict[str, dict[int, list[float]]] = {}
+    for cell, value in zip(study.measured, study.column(quantity), strict=True):
+        series.setdefault(str(cell.factors.get("model.name", "")), {}).setdefault(level(cell), []).append(value)
+    return series
+
+
+def _share(cell: Cell) -> str:
+    """Random labels in four steps: more markers cannot be told apart."""
+    share = float(cell.factors["data.label_noise"])
+    steps: Sequence[tuple[float, str]] = ((0.05, "no random labels"), (0.35, "0.1 to 0.3"), (0.65, "0.4 to 0.6"))
+    return next((words for bound, words in steps if share < bound), "0.7 to 1")
+
+
+TELLERS: Mapping[str, tuple[Callable[[Told], Verdict], Callable[[Told], list[str]]]] = {
+    "rangamani-mnist": (rangamani_verdict, rangamani),
+    "petzka-mnist": (petzka_mnist_verdict, petzka_mnist),
+    "tsuzuku-mnist": (tsuzuku_verdict, tsuzuku),
+    "petzka-cifar10": (petzka_cifar10_verdict, petzka_cifar10),
+}
