@@ -188,16 +188,16 @@ def tsuzuku(told: Told) -> list[str]:
 # --- rangamani2019 ----------------------------------------------------------------------------------------------------
 
 
-def _ratios(told: Told, measure: str = "riemannian_spectral_norm") -> dict[Mark | None, Contrast]:
+def _ratios(told: Told) -> dict[str, dict[Mark | None, Contrast]]:
     axis = batch_axis(told.study)
-    return {} if axis is None else ratios_along(told.study, axis, measure)
+    return {} if axis is None else ratios_along(told.study, axis, draws=told.found.draws)
 
 
 def rangamani_verdict(told: Told) -> Verdict:
     count = progress(told.study, "rangamani-mnist")
     said, decided = [], []
     for part in told.parts:
-        found = _ratios(part)
+        found = _ratios(part).get("riemannian_spectral_norm", {})
         losses = [each.times.value for mark, each in found.items() if mark is not None and mark.kind == "loss"]
         epochs = [each.times.value for mark, each in found.items() if mark is not None and mark.kind == "epoch"]
         if losses:
@@ -221,7 +221,7 @@ def rangamani(told: Told) -> list[str]:
         made += [_batch_row(part, batch) for batch in batches]
     pictures = []
     for part in told.parts:
-        found = {name: _ratios(part, name) for name in part.study.quantities(layers=False)}
+        found = _ratios(part)
         marks = list(dict.fromkeys(mark for ratios in found.values() for mark in ratios))
         if marks:
             made += ["", f"**{part.model}**: how many times larger at the large batch (ratio of geometric means):", "",

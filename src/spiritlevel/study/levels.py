@@ -67,16 +67,14 @@ def _of_owners(statistic: Statistic, positions: NDArray[np.intp]) -> Statistic:
     return of_networks
 
 
-def ratios_along(study: Study, axis: Axis, measure: str) -> dict[Mark | None, Contrast]:
-    """How many times larger a measure is at the last level of a factor than at its first, at every mark and at the end."""
+def ratios_along(study: Study, axis: Axis, *, draws: int = RESAMPLES) -> dict[str, dict[Mark | None, Contrast]]:
+    """How many times larger each measure is at the last level of a factor than at its first, at every mark; None is the end."""
     places: dict[Mark | None, Study] = {**{mark: study.at(mark) for mark in study.marks}, None: study}
-    found: dict[Mark | None, Contrast] = {}
+    found: dict[str, dict[Mark | None, Contrast]] = {}
     for place, there in places.items():
         own = next((each for each in there.axes if each.name == axis.name), None)
-        made = () if own is None else contrasts(there, own, fewest=1)
-        contrast = next((each for each in made if each.measure == measure), None)
-        if contrast is not None:
-            found[place] = contrast
+        for contrast in () if own is None else contrasts(there, own, fewest=1, draws=draws):
+            found.setdefault(contrast.measure, {})[place] = contrast
     return found
 
 

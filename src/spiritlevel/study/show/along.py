@@ -113,8 +113,8 @@ def _tau(found: Answers, name: str, gap: str) -> str:
 
 def ratio_table(study: Study, axis: Axis) -> Numbers | None:
     """How many times larger every measure is at the last level of a factor, at every mark and at the end."""
-    measures = followed(study)
-    found = {measure: ratios_along(study, axis, measure) for measure in measures}
+    ratios_of = ratios_along(study, axis)
+    found = {measure: ratios_of[measure] for measure in followed(study) if measure in ratios_of}
     places: list[Mark | None] = [*study.marks, None]
     places = [place for place in places if any(place in ratios for ratios in found.values())]
     if not places:
