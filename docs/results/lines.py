@@ -7,7 +7,7 @@ and writes `STUDY/line-MODEL-batch-N.json` beside this file, directions of all s
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -46,7 +46,9 @@ def ends(study: Study) -> Iterator[tuple[str, int, list[str]]]:
         axis = batch_axis(part)
         for level in () if axis is None else (0, len(axis.levels) - 1):
             cells = [cell for cell in part.cells if cell.training and axis is not None and axis.level(cell) == level]
-            name = str(part.cells[0].factors.get("model.name") or study.config["model"]["name"])
+            section = study.config.get("model")
+            fixed = section.get("name") if isinstance(section, Mapping) else section
+            name = str(part.cells[0].factors.get("model.name") or fixed)
             if cells:
                 yield name, int(cells[0].factors["training.batch_size"]), [cell.hash for cell in cells]
 

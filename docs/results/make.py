@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
+from lines import ends  # noqa: E402
 from tellers import FEW, TELLERS  # noqa: E402
 from telling import Told, Verdict, made  # noqa: E402
 
@@ -31,9 +32,11 @@ from spiritlevel.study.csv_tables import levels_csv, results_csv  # noqa: E402
 from spiritlevel.study.plan import read_plan  # noqa: E402
 from spiritlevel.study.results import Study, read_study  # noqa: E402
 from spiritlevel.study.statistics import FEWEST, RESAMPLES  # noqa: E402
+from spiritlevel.study.store import StudyFolder  # noqa: E402
 from spiritlevel.study.tables import read_tables  # noqa: E402
 
 PAGE = HERE.parent / "results.md"
+LARGEST_CHECKPOINT = 400_000  # bytes
 
 
 def short(text: str) -> str:
@@ -49,7 +52,17 @@ def gather(folder: Path, results: Path = HERE) -> Path:
     write_whole(place / "results.csv", short(results_csv(study)))
     if study.marks:
         write_whole(place / "levels.csv", short(levels_csv(study)))
+    for name, checkpoint in pair(study):
+        write_whole(place / name, checkpoint.read_bytes())
     return place
+
+
+def pair(study: Study) -> Iterator[tuple[str, Path]]:
+    """The weights of one network at the smallest and one at the largest batch, if they are small enough to be shipped."""
+    for model, batch, hashes in ends(study):
+        checkpoint = StudyFolder(study.folder).cell(hashes[0]).checkpoint
+        if checkpoint.is_file() and checkpoint.stat().st_size <= LARGEST_CHECKPOINT:
+            yield f"{model}-batch-{batch}.safetensors", checkpoint
 
 
 def described(plain: dict[str, Any], study: Study) -> dict[str, Any]:
@@ -76,7 +89,7 @@ def section(told: Told) -> str:
     # A study of batches is told from two networks on; correlations of fewer than six have no interval and say nothing.
     enough = len(told.study.measured) >= (2 if told.study.name.startswith("rangamani") else FEWEST)
     lines = [*made(told), *(body(told) if enough else ["Too few networks for tables and figures."])]
-    lines += ["", *line_plots(told), *notes(told.folder)]
+    lines += ["", *line_plots(told), *notes(told.folder), *shipped(told)]
     files = ["results.csv", *(["levels.csv"] if told.study.marks else []), "correlations.csv"]
     links = ", ".join(f"[{name}](results/{told.study.name}/{name})" for name in files)
     return "\n".join([*lines, f"Numbers: {links}."])
@@ -98,6 +111,19 @@ def line_plots(told: Told) -> list[str]:
         "bands hold all directions and seeds:"
     )
     return [intro, "", *made_lines] if made_lines else []
+
+
+def shipped(told: Told) -> list[str]:
+    """How a reader measures the networks whose weights lie beside the tables."""
+    files = sorted(told.folder.glob("*-batch-*.safetensors"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    data = told.study.config["data"]["name"] if files else ""
+    commands = [
+        f"spiritlevel measure {path.stem.rpartition('-batch-')[0]} --data {data}:DATA --checkpoint "
+        f"docs/results/{told.study.name}/{path.name}"
+        for path in files
+    ]
+    intro = "Weights of a small and a large batch lie beside the tables; `DATA` is the folder of the official files:"
+    return [intro, "", "```text", *commands, "```", ""] if commands else []
 
 
 def notes(place: Path) -> list[str]:
