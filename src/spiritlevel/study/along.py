@@ -18,8 +18,9 @@ from spiritlevel.study.files import sha256_of
 from spiritlevel.study.settings import MeasureSection
 from spiritlevel.subjects.checkpoint import save_state_dict
 
-# Samples that the running mean of batch losses looks back on, and the largest part of an epoch that they may be.
-WINDOW, LARGEST_WINDOW = 2000, 1 / 20
+# Samples that the running mean of batch losses looks back on: a share of all that were trained on, because a loss falls ever
+# more slowly and noise must not pass for it; at first so many, or so large a part of an epoch; at most an epoch.
+WINDOW, FIRST_WINDOW, FIRST_PART = 1 / 50, 2000, 1 / 20
 # Passes over the training set that may find a level not reached yet: so many, and so many more for every epoch.
 SPARE_PASSES, SPARE_PASSES_AN_EPOCH = 3, 0.05
 # The part of an epoch that must be trained after such a pass before the next.
@@ -77,8 +78,8 @@ class Watch:
     def __init__(self, section: MeasureSection, samples: int, batch_size: int) -> None:
         self.levels = sorted(section.at_loss, reverse=True)
         self.epochs = sorted(section.at_epochs)
+        self.samples, self.batch_size = samples, batch_size
         self.steps_per_epoch = -(-samples // batch_size)
-        self.weight = min(1.0, batch_size / min(WINDOW, LARGEST_WINDOW * samples))
         self.mean = math.nan
         self.ratio = 1.0
         self.steps = self.in_vain = self.not_before = 0
@@ -88,10 +89,15 @@ class Watch:
         self.steps += 1
         if not math.isfinite(self.mean):
             self.mean = batch_loss
-        self.mean += self.weight * (batch_loss - self.mean)
+        self.mean += min(1.0, self.batch_size / self._window) * (batch_loss - self.mean)
         if not self.levels or self.steps < self.not_before or not self.mean * self.ratio <= self.levels[0]:
             return False
         return self.in_vain < SPARE_PASSES + SPARE_PASSES_AN_EPOCH * self.steps / self.steps_per_epoch
+
+    @property
+    def _window(self) -> float:
+        first = min(FIRST_WINDOW, FIRST_PART * self.samples)
+        return min(max(first, WINDOW * self.steps * self.batch_size), self.samples)
 
     def missed(self) -> None:
         """An evaluation that was asked for found no level crossed."""
