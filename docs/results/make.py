@@ -85,11 +85,13 @@ def told_of(place: Path, draws: int = RESAMPLES) -> Told:
 
 def section(told: Told) -> str:
     """What the page says of a study between its words."""
-    _, body = TELLERS[told.study.name]
+    judge, body = TELLERS[told.study.name]
     # A study of batches is told from two networks on; correlations of fewer than six have no interval and say nothing.
     enough = len(told.study.measured) >= (2 if told.study.name.startswith("rangamani") else FEWEST)
     lines = [*made(told), *(body(told) if enough else ["Too few networks for tables and figures."])]
-    lines += ["", *line_plots(told), *notes(told.folder), *shipped(told)]
+    found = judge(told)
+    said = f"**Verdict: {found.verdict}.** {found.here[:1].upper()}{found.here[1:]} ({found.networks} networks)."
+    lines += ["", *line_plots(told), said, "", *notes(told.folder), *shipped(told)]
     files = ["results.csv", *(["levels.csv"] if told.study.marks else []), "correlations.csv"]
     links = ", ".join(f"[{name}](results/{told.study.name}/{name})" for name in files)
     return "\n".join([*lines, f"Numbers: {links}."])

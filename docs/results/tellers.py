@@ -83,6 +83,10 @@ def petzka_mnist(told: Told) -> list[str]:
         "",
         *by_level(told, level_rows),
         "",
+        "How many times larger at batch 8000 than at batch 1000 (ratio of geometric means):",
+        "",
+        *_ratio_table(told),
+        "",
         *side_by_side(
             told.scatter("kappa-trace-sum", "kappa_trace_sum", batches),
             told.picture(
@@ -221,15 +225,13 @@ def rangamani(told: Told) -> list[str]:
         made += [_batch_row(part, batch) for batch in batches]
     pictures = []
     for part in told.parts:
-        found = _ratios(part)
-        marks = list(dict.fromkeys(mark for ratios in found.values() for mark in ratios))
-        if marks:
-            made += ["", f"**{part.model}**: how many times larger at the large batch (ratio of geometric means):", "",
-                     f"| measure | {' | '.join('the end' if mark is None else str(mark) for mark in marks)} |",
-                     "|---" * (1 + len(marks)) + "|"]  # fmt: skip
+        table = _ratio_table(part)
+        if table:
             made += [
-                f"| {NAMES.get(name, name)} | {' | '.join(ratio(ratios.get(mark)) for mark in marks)} |"
-                for name, ratios in found.items()
+                "",
+                f"**{part.model}**: how many times larger at the large batch (ratio of geometric means):",
+                "",
+                *table,
             ]
         kind = part.model.partition(":")[0]
         pictures += [
@@ -242,6 +244,20 @@ def rangamani(told: Told) -> list[str]:
     if not pictures:
         pictures = [told.picture("spectral-norm", _by_batch(told.study, "riemannian_spectral_norm"))]
     return [*made, "", *side_by_side(*pictures)]
+
+
+def _ratio_table(told: Told) -> list[str]:
+    """The ratio of every measure between the largest and the smallest batch, at every mark and at the end."""
+    found = _ratios(told)
+    marks = list(dict.fromkeys(mark for ratios in found.values() for mark in ratios))
+    if not marks:
+        return []
+    head = f"| measure | {' | '.join('the end' if mark is None else str(mark) for mark in marks)} |"
+    rows = [
+        f"| {NAMES.get(name, name)} | {' | '.join(ratio(ratios.get(mark)) for mark in marks)} |"
+        for name, ratios in found.items()
+    ]
+    return [head, "|---" * (1 + len(marks)) + "|", *rows]
 
 
 def _batch_row(part: Told, batch: int) -> str:

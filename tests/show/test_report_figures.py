@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from report_samples import LAYERS, RECORDS, demo_reports, neurons, sample_report
 from spiritlevel.show.drawing import Drawing, palette
 from spiritlevel.show.figures import convergence, layer_profile, neuron_distribution, ratio_comparison
+from spiritlevel.show.scales import LogScale, _tick_text
 from spiritlevel.show.sections import comparison_drawing, layer_section, neuron_section
 
 HOSTILE = "<img src=x onerror=alert(1)>$\\frac{1}{0}$ & \x00 \U0001f600 ]]> --> </svg>"
@@ -246,3 +247,8 @@ def test_dollars_in_names_are_not_formulas() -> None:
     texts = [element.text for element in ElementTree.fromstring(drawing.svg()).iter("text")]
     assert "$a^$" in texts
     assert "$x^2$" in texts
+
+
+def test_ticks_of_a_logarithmic_axis_say_where_they_stand() -> None:
+    assert LogScale.of([8000.0, 41000.0]).ticks()[:2] == [10000.0, 15000.0]
+    assert [_tick_text(tick) for tick in (10000.0, 15000.0, 20000.0, 1.2e-4)] == ["10⁴", "15000", "20000", "1.2×10⁻⁴"]

@@ -73,7 +73,9 @@ def _tick_text(value: float) -> str:
     exponent = math.log10(value)
     if abs(exponent) >= 4 and abs(exponent - round(exponent)) < 1e-9:
         return power_of_ten(round(exponent))
-    return f"{value:g}" if 1e-3 <= value < 1e4 else significant(value, 1)
+    # Some ticks have two digits: 15000 must not stand as 20000.
+    digits = 1 if math.isclose(float(f"{value:.0e}"), value) else 2
+    return f"{value:g}" if 1e-3 <= value < 1e4 else significant(value, digits)
 
 
 _WIDE = 30.0  # from this ratio on a scale is logarithmic
