@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 
+from spiritlevel.landscape import Line, load
+from spiritlevel.study.plan import read_plan
+from spiritlevel.study.run import prepare
+from spiritlevel.study.store import StudyFolder
+from spiritlevel.study.worker import DONE, compute
 from study_samples import fabricate
+from tiny_study import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
 MAKE = runpy.run_path(str(ROOT / "docs" / "results" / "make.py"))
+LINES = runpy.run_path(str(ROOT / "docs" / "results" / "lines.py"))
 MEASURES = (
     "kappa_trace_sum", "kappa_trace_max", "rho_sum", "rho_max", "hessian_trace", "hessian_spectral_norm",
     "riemannian_spectral_norm", "normalized_sharpness",
@@ -58,7 +65,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = folder / "results"
     results.mkdir()
     (results / "template.txt").write_text(TEMPLATE, encoding="utf-8")
-    MAKE["gather"](followed(fabricate(folder / "one", "petzka-mnist", cells=20, measures=MEASURES)), results)
+    MAKE["gather"](followed(fabricate(folder / "one", "petzka-mnist", cells=14, measures=MEASURES)), results)
     MAKE["gather"](followed(fabricate(folder / "two", "rangamani-mnist", cells=20, measures=MEASURES)), results)
     (results / "petzka-mnist" / "notes.md").write_text("Written by hand.\n", encoding="utf-8")
     MAKE["write_page"](results, folder / "results.md", draws=100)
@@ -68,7 +75,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_studies_fill_their_places_on_the_page(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "{{" not in text
-    assert "**20 networks: 17 measured, 1 excluded, 1 failed, 1 unfinished.**" in text
+    assert "**14 networks: 11 measured, 1 excluded, 1 failed, 1 unfinished.**" in text
     assert "| not run at this size yet | 0 of 144 | open |" in text
     assert "Written by hand." in text
     pictures = re.findall(r"\]\(([^)\s]+\.png)\)", text)
@@ -82,7 +89,7 @@ def test_numbers_on_the_page_are_those_of_the_tables(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     folder = page.parent / "results" / "petzka-mnist"
     rows = list(csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines()))
-    assert len(rows) == 20
+    assert len(rows) == 14
     found = csv.DictReader((folder / "correlations.csv").read_text(encoding="utf-8").splitlines())
     wanted = {"measure": "rho_sum", "layer": "", "variant": "trained", "gap": "gap_loss"}
     own = {row["at"]: row for row in found if wanted.items() <= row.items()}
@@ -108,6 +115,23 @@ def test_the_place_of_the_data_stays_out(page: Path) -> None:
     config = {"data": {"name": "mnist", "folder": "/somewhere"}}
     study = MAKE["read_study"](page.parent / "one")
     assert MAKE["described"]({**plain, "config": config}, study)["config"]["data"] == {"name": "mnist", "folder": None}
+
+
+def test_lines_around_small_and_large_batches(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    folder = StudyFolder(tmp_path / "out")
+    for group in prepare(read_plan(str(tmp_path / "tiny.toml")), folder):
+        assert compute([cell.cell for cell in group]) == DONE
+    LINES["main"](str(folder.path), "30", tmp_path)
+    found = {path.stem: load(path) for path in sorted((tmp_path / "tiny").glob("*.json"))}
+    assert list(found) == ["line-mlp:8-batch-16", "line-mlp:8-batch-30"]
+    lines = found["line-mlp:8-batch-16"]
+    assert isinstance(lines, Line)
+    assert lines.losses.shape == (2 * 3, 21)  # three directions of each of two seeds
+    # At t = 0 every direction has the loss of its network.
+    middle = lines.losses[:, 10]
+    assert middle[0] == middle[1] == middle[2] != middle[3] == middle[4] == middle[5]
+    assert len(set(lines.losses[:, 0].tolist())) == 6
 
 
 def test_csv_files_are_shortened_and_nothing_else() -> None:

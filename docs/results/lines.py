@@ -53,13 +53,13 @@ def ends(study: Study) -> Iterator[tuple[str, int, list[str]]]:
                 yield name, int(cells[0].factors["training.batch_size"]), [cell.hash for cell in cells]
 
 
-def main(folder: str, count: str = str(SAMPLES)) -> None:
+def main(folder: str, count: str = str(SAMPLES), results: Path = HERE) -> None:
     study = read_study(folder)
     for model, batch, hashes in ends(study):
         folders = [StudyFolder(folder).cell(name) for name in hashes]
         samples = load_samples(folders[0].config().data)
         found = joined([one_line(each, samples, int(count)) for each in folders])
-        found.save(HERE / study.name / f"line-{model}-batch-{batch}.json")
+        found.save(results / study.name / f"line-{model}-batch-{batch}.json")
         print(f"{model}, batch {batch}: {len(folders)} networks, {len(found.losses)} directions")
 
 

@@ -90,7 +90,7 @@ def section(told: Told) -> str:
     enough = len(told.study.measured) >= (2 if told.study.name.startswith("rangamani") else FEWEST)
     lines = [*made(told), *(body(told) if enough else ["Too few networks for tables and figures."])]
     found = judge(told)
-    said = f"**Verdict: {found.verdict}.** {found.here[:1].upper()}{found.here[1:]} ({found.networks} networks)."
+    said = f"**Verdict: {found.verdict}** (networks: {found.networks}). Here: {found.here}."
     lines += ["", *line_plots(told), said, "", *notes(told.folder), *shipped(told)]
     files = ["results.csv", *(["levels.csv"] if told.study.marks else []), "correlations.csv"]
     links = ", ".join(f"[{name}](results/{told.study.name}/{name})" for name in files)

@@ -245,3 +245,13 @@ def test_cells_without_levels_keep_their_names() -> None:
 def test_levels_that_cannot_be_are_refused(tiny: str, setting: str, said: str) -> None:
     with pytest.raises(SpiritLevelError, match=said):
         read_plan(tiny, overrides=[setting])
+
+
+def test_a_folder_from_before_levels_is_one_of_the_same_study(tiny: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    cells(tiny, folder, "seeds=1")
+    plain = json.loads((folder / "study.json").read_text())
+    for key in ("at_loss", "at_epochs", "measures_along"):
+        del plain["config"]["measure"][key]
+    (folder / "study.json").write_text(json.dumps(plain))
+    assert len(cells(tiny, folder, "seeds=[1]")) == 4  # the cells of seed 0 stay beside those of seed 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spiritlevel.study.along import Mark
-from spiritlevel.study.correlate import answers, correlations_csv
+from spiritlevel.study.correlate import Answers, answers, correlations_csv
 from spiritlevel.study.csv_tables import read_csv_text
 from spiritlevel.study.levels import losses_at, over_levels, paths, ratios_along
 from spiritlevel.study.results import Passed, Quantity, Study, read_study
@@ -24,7 +24,7 @@ MARKS = (Mark("loss", 1.0), Mark("loss", 0.1), Mark("epoch", 5))
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     """A fabricated study in which κ_τ at a level follows the gap at that level, and ρ the opposite of it."""
-    folder: Path = fabricate(tmp_path_factory.mktemp("study") / "study", "petzka-mnist", cells=24)
+    folder: Path = fabricate(tmp_path_factory.mktemp("study") / "study", "petzka-mnist", cells=24, measures=("kappa_trace_sum", "rho_sum"))
     made = read_study(folder)
     generator = np.random.default_rng(1)
     cells = []
@@ -41,6 +41,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
             along.append(Passed(mark, step, step / 10, outcomes, values))
         cells.append(replace(cell, along=tuple(along)))
     return replace(made, cells=tuple(cells))
+
+
+@pytest.fixture(scope="module")
+def found(study: Study) -> Answers:
+    return answers(study, draws=100)
 
 
 def test_over_levels_is_the_mean_of_the_levels_of_tau(study: Study) -> None:
@@ -77,8 +82,7 @@ def test_a_network_at_two_levels_is_one_network(study: Study) -> None:
     assert other.high - other.low == pytest.approx(one.high - one.low, rel=1e-9)
 
 
-def test_answers_and_their_table_have_every_level(study: Study) -> None:
-    found = answers(study, draws=200)
+def test_answers_and_their_table_have_every_level(study: Study, found: Answers) -> None:
     assert tuple(found.along) == MARKS
     row = found.along[MARKS[0]].row("rho_sum", "gap_loss")
     assert row is not None
@@ -119,8 +123,7 @@ def test_paths_go_from_mark_to_mark_to_the_end(study: Study) -> None:
     assert losses_at(study)[MARKS[1]] == (pytest.approx(0.09), pytest.approx(0.09))
 
 
-def test_the_page_tells_levels_ratios_and_paths(study: Study) -> None:
-    found = answers(study, draws=200)
+def test_the_page_tells_levels_ratios_and_paths(study: Study, found: Answers) -> None:
     section = along_section(study, found)
     assert section is not None
     captions = [caption for caption, _ in section.tables]

@@ -20,8 +20,11 @@ def comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def _fixed(described: Mapping[str, Any]) -> dict[str, Any]:
     """What all cells of a study share."""
     factors = described.get("factors") or {}
+    # A setting that is not set is one that an earlier version did not have.
     settings = {
-        key: value for key, value in flattened(described.get("config") or {}) if key not in (*factors, *_NOT_IN_NAMES)
+        key: value
+        for key, value in flattened(described.get("config") or {})
+        if key not in (*factors, *_NOT_IN_NAMES) and value not in (None, [], ())
     }
     return {**settings, "of": (described.get("version"), sorted(factors), described.get("tied"), described.get("gap"))}
 
