@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +90,7 @@ class Told:
     @property
     def parts(self) -> list[Told]:
         """Network by network; a study of one network is its own part."""
-        found = [Told(part, _of_part(self.found, name), self.folder) for name, part in self.study.parts.items()]
+        found = [Told(part, self.found.part(name), self.folder) for name, part in self.study.parts.items()]
         return found or [self]
 
     @property
@@ -99,10 +99,6 @@ class Told:
         section = self.study.config.get("model")
         named = section.get("name") if isinstance(section, Mapping) else section
         return str(self.study.cells[0].factors.get("model.name") or named)
-
-
-def _of_part(found: Answers, name: str) -> Answers:
-    return replace(found.parts[name], along={mark: there.parts[name] for mark, there in found.along.items()})
 
 
 @dataclass(frozen=True)

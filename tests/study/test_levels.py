@@ -24,7 +24,9 @@ MARKS = (Mark("loss", 1.0), Mark("loss", 0.1), Mark("epoch", 5))
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     """A fabricated study in which κ_τ at a level follows the gap at that level, and ρ the opposite of it."""
-    folder: Path = fabricate(tmp_path_factory.mktemp("study") / "study", "petzka-mnist", cells=24, measures=("kappa_trace_sum", "rho_sum"))
+    folder: Path = fabricate(
+        tmp_path_factory.mktemp("study") / "study", "petzka-mnist", cells=24, measures=("kappa_trace_sum", "rho_sum")
+    )
     made = read_study(folder)
     generator = np.random.default_rng(1)
     cells = []
@@ -137,3 +139,24 @@ def test_the_page_tells_levels_ratios_and_paths(study: Study, found: Answers) ->
     [sentence] = along_sentences(study, found)
     assert sentence.startswith("At equal train loss, over all levels, kappa_trace_sum ranks best: τ 0.")
     assert along_section(replace(study, cells=tuple(replace(c, along=()) for c in study.cells)), found) is None
+
+
+def test_networks_of_two_kinds_are_told_apart(tmp_path: Path) -> None:
+    """Curvatures of different architectures are not compared: every kind has its table, its paths and its ratios."""
+    made = read_study(fabricate(tmp_path / "study", "rangamani-mnist", measures=("riemannian_spectral_norm",)))
+    mark = Mark("loss", 0.5)
+    outcomes = {"train_loss": 0.4, "test_loss": 0.5, "train_accuracy": 0.9, "test_accuracy": 0.8}
+    both = replace(
+        made,
+        cells=tuple(
+            replace(cell, along=(Passed(mark, 3, 0.3, outcomes, cell.measures),)) if cell.measures else cell
+            for cell in made.cells
+        ),
+    )
+    section = along_section(both, answers(both, draws=100))
+    assert section is not None
+    captions = [caption for caption, _ in section.tables]
+    for name in ("fully_connected", "lenet"):
+        assert f"Kendall τ with train − test accuracy at every mark, {name}" in captions
+        assert f"How many times larger at batch_size 5000 than at 256, at every mark, {name}" in captions
+        assert f"riemannian_spectral_norm along training, {name}" in [drawing.title for drawing in section.drawings]

@@ -235,6 +235,10 @@ class Answers:
     parts: Mapping[str, Answers] = field(default_factory=dict)
     along: Mapping[Mark, Answers] = field(default_factory=dict)
 
+    def part(self, name: str) -> Answers:
+        """Those of one part, at every mark too."""
+        return replace(self.parts[name], along={mark: there.parts[name] for mark, there in self.along.items()})
+
     def row(self, quantity: str, gap: str, rescaled: bool = False) -> Correlations | None:
         wanted = (quantity, gap, rescaled)
         return next((row for row in self.rows if (row.quantity, row.gap, row.rescaled) == wanted), None)

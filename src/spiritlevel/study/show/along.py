@@ -28,37 +28,36 @@ def along_section(study: Study, found: Answers) -> Section | None:
         return None
     drawings: list[Drawing] = []
     tables = [("Networks at every mark", marks_table(study))]
-    if not found.parts:
-        over = over_levels(study, draws=found.draws)
-        tables.append((f"Kendall τ with {GAP_LABELS[study.gap]} at every mark", coefficient_table(study, found, over)))
-        if any(each.known for each in over.values()):
-            drawings.append(ranking({"τ": over}, title="Order at equal train loss", label="Kendall's τ over levels"))
     for name, part in (study.parts or {"": study}).items():
-        drawn, told = _of_part(part, name)
+        drawn, told = _of_part(part, found.part(name) if name else found, f", {plain_text(name)}" if name else "")
         drawings += drawn
         tables += told
     text = (
         "Every network was measured where the loss of its whole training set first fell to a level, and at the end. "
         "Networks that are compared at one level have the same train loss, so that it cannot be what tells them apart."
     )
-    over_text = (
+    over = (
         "Over levels: pairs of networks at the same level only, averaged over levels. Its interval draws whole networks, "
         "with all their levels."
     )
-    paragraphs = (text,) if found.parts else (text, over_text)
-    return Section("along", "Along training", paragraphs, tuple(drawings), tuple(tables))
+    return Section("along", "Along training", (text, over), tuple(drawings), tuple(tables))
 
 
-def _of_part(study: Study, name: str) -> tuple[list[Drawing], list[tuple[str, Numbers]]]:
-    """Paths of the chief measures, and the ratio of every measure between the ends of the batch sizes."""
-    of = f", {plain_text(name)}" if name else ""
+def _of_part(study: Study, found: Answers, of: str) -> tuple[list[Drawing], list[tuple[str, Numbers]]]:
+    """Coefficients at every mark, paths of the chief measures, and ratios between the ends of the batch sizes."""
+    over = over_levels(study, draws=found.draws)
+    caption = f"Kendall τ with {GAP_LABELS[study.gap]} at every mark{of}"
+    tables = [(caption, coefficient_table(study, found, over))]
     drawings = [path_drawing(study, measure, of) for measure in followed(study)[:_PATHS]]
+    if any(each.known for each in over.values()):
+        first = ranking({"τ": over}, title=f"Order at equal train loss{of}", label="Kendall's τ over levels")
+        drawings.insert(0, first)
     axis = batch_axis(study)
     table = None if axis is None else ratio_table(study, axis)
-    if axis is None or table is None:
-        return drawings, []
-    ends = f"{plain_text(axis.label)} {axis.text(len(axis.levels) - 1)} than at {axis.text(0)}"
-    return drawings, [(f"How many times larger at {ends}, at every mark{of}", table)]
+    if axis is not None and table is not None:
+        ends = f"{plain_text(axis.label)} {axis.text(len(axis.levels) - 1)} than at {axis.text(0)}"
+        tables.append((f"How many times larger at {ends}, at every mark{of}", table))
+    return drawings, tables
 
 
 def followed(study: Study) -> list[str]:
