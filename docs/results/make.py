@@ -19,11 +19,11 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
+from contest import winners  # noqa: E402
 from lines import ends  # noqa: E402
 from tellers import FEW, TELLERS  # noqa: E402
 from telling import Told, Verdict, made  # noqa: E402
 
-from measures import winners  # noqa: E402
 from spiritlevel.landscape import load  # noqa: E402
 from spiritlevel.plot import line as draw_line  # noqa: E402
 from spiritlevel.saved import write_json, write_whole  # noqa: E402
