@@ -22,6 +22,8 @@ from spiritlevel.measuring.value import Cost, Value
 from spiritlevel.problem.problem import Problem
 from spiritlevel.spectrum.spectrum import Spectrum, spectrum
 from spiritlevel.symmetry import Rescaling, Symmetries, canonicalize, find_symmetries, rescale_layers
+from spiritlevel.tracking.history import History
+from spiritlevel.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from spiritlevel import plot
@@ -33,6 +35,7 @@ __all__ = [
     "Certificate",
     "Comparison",
     "Cost",
+    "History",
     "Measure",
     "NondeterministicError",
     "Problem",
@@ -44,6 +47,7 @@ __all__ = [
     "SpiritLevelError",
     "Symmetries",
     "TracingError",
+    "Tracker",
     "Value",
     "__version__",
     "audit",
@@ -72,6 +76,7 @@ presenting.shown_by(Spectrum, "spiritlevel.spectrum.show")
 presenting.shown_by(Comparison, "spiritlevel.compare.show")
 presenting.shown_by(Certificate, "spiritlevel.guarantees.show")
 presenting.shown_by(Robustness, "spiritlevel.guarantees.show")
+presenting.shown_by(History, "spiritlevel.tracking.show")
 
 register(measure for paper in PAPERS for measure in paper.MEASURES)
 

@@ -1,4 +1,4 @@
-"""Pictures from one call, each with the numbers drawn: convergence, lines, surfaces, attacks, layers, neurons, spectra.
+"""Pictures from one call, each with the numbers drawn: convergence, lines, surfaces, attacks, layers, neurons, spectra, trainings.
 
 Every function takes results or what they are computed from, draws on `axes` where they are passed and on a figure of
 its own otherwise, and returns a `Drawing`: figure, table, title, description. Series differ by colour, marker and dash.
@@ -25,10 +25,12 @@ from spiritlevel.show.drawing import Drawing
 from spiritlevel.show.figures import by_name, layer_profile, neuron_distribution
 from spiritlevel.show.figures import convergence as convergence_figure
 from spiritlevel.spectrum.show import spectrum
+from spiritlevel.tracking.show import history
 
 __all__ = [
     "attack",
     "convergence",
+    "history",
     "layers",
     "line",
     "neurons",

@@ -47,6 +47,10 @@ class Format:
         """Write a document as JSON; a file that exists at `path` afterwards is whole."""
         write_json(path, document, self.indent)
 
+    def text(self, document: Mapping[str, Any]) -> str:
+        """A document as the text that `save` writes."""
+        return json.dumps(document, indent=self.indent, allow_nan=False)
+
     def load(self, path: str | os.PathLike[str]) -> Any:
         """The document in a file, for `parts` to check; a file that is not JSON is refused."""
         try:

@@ -24,21 +24,32 @@ ON_PART, FEWEST_AFTER_PART = 6, 4
 # How much stronger the part's first Ritz vector is in the start than the others, and how much of a random vector is in it:
 # no eigenvector is shut out.
 POWER, RANDOM = 3, 0.1
+# The same for a start from where a search at nearby weights ended: the order of near eigenvalues may have changed since.
+WARM_POWER, WARM_RANDOM, FEWEST_WARM = 1, 0.3, 6
 
 Products = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def scaled_eigenpairs(
-    products: HessianProducts, wanted: Sequence[tuple[Callable[[], Tensor], End]], start: Tensor, tolerance: float
+    products: HessianProducts,
+    wanted: Sequence[tuple[Callable[[], Tensor], End]],
+    start: Tensor,
+    tolerance: float,
+    warm: Sequence[Tensor | None] | None = None,
 ) -> list[Eigenpair]:
-    """One extreme eigenpair of S H S for every (diagonal of S, end) in `wanted`."""
-    part = products.has_part()
+    """One extreme eigenpair of S H S for every (diagonal of S, end) in `wanted`.
+
+    `warm` has for each of them the vectors (k, n) that a search at nearby weights ended with, or None.
+    """
+    warm = [None] * len(wanted) if warm is None else warm
+    part = any(each is None for each in warm) and products.has_part()
     found: list[Eigenpair] = []
     size = start.numel() * products.problem.parameters_like().element_size()
     turns = _turns([size] * len(wanted))
     for turn in turns:
         further = 3 if len(turns) == 1 else 0  # none where memory is short
-        found += _scaled_in_step(products, [wanted[index] for index in turn], start, tolerance, part, further)
+        these, vectors = [wanted[index] for index in turn], [warm[index] for index in turn]
+        found += _scaled_in_step(products, these, start, tolerance, part, further, vectors)
     return found
 
 
@@ -49,20 +60,24 @@ def _scaled_in_step(
     tolerance: float,
     part: bool,
     further: int,
+    warm: Sequence[Tensor | None],
 ) -> list[Eigenpair]:
     """The eigenpairs of one turn. Its bases are gone when it returns, before the next turn asks for its own."""
     vectors = _vectors(start.numel() * products.problem.parameters_like().element_size() * len(wanted))
     processes = []
-    for scaling, end in wanted:
+    for (scaling, end), before in zip(wanted, warm, strict=True):
         operator = Scaled(products, scale := scaling())
         first = start.to(scale) * (scale > 0)
-        if part and bool(first.any()):
+        fewest = FEWEST_AFTER_PART if part else FEWEST
+        if before is not None and bool(first.any()):
+            first, fewest = _warmed(before.to(scale) * (scale > 0), first), FEWEST_WARM
+        elif part and bool(first.any()):
             search = _on_part(first, end)
             while not search.done:
                 search.advance(operator.on_part([search.request])[0])
             first = _blended(search, first)
             del search
-        processes.append((_process(first, end, tolerance, part, vectors, further), operator))
+        processes.append((_process(first, end, tolerance, fewest, vectors, further), operator))
         del first  # as large as the model
     while active := [(process, operator) for process, operator in processes if not process.done]:
         images = products([operator.moved([process.request])[0] for process, operator in active])
@@ -77,14 +92,18 @@ def block_eigenpairs(
     shapes: Mapping[str, torch.Size],
     start: Mapping[str, Tensor],
     tolerance: float,
+    warm: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Eigenpair]:
-    """λ_max of every named diagonal block, all in step; `part` is the same product over part of the data."""
+    """λ_max of every named diagonal block, all in step; `part` is the same product over part of the data.
+
+    `warm` has the vectors (k, n) that a search at nearby weights ended with: for all blocks, or none.
+    """
     found: dict[str, Eigenpair] = {}
     names = list(start)
     sizes = [start[name].numel() * start[name].element_size() for name in names]
     for turn in _turns(sizes):
         starts = {names[index]: start[names[index]] for index in turn}
-        found |= _blocks_in_step(products, part, shapes, starts, tolerance)
+        found |= _blocks_in_step(products, part, shapes, starts, tolerance, warm or {})
     return found
 
 
@@ -94,18 +113,21 @@ def _blocks_in_step(
     shapes: Mapping[str, torch.Size],
     start: Mapping[str, Tensor],
     tolerance: float,
+    known: Mapping[str, Tensor],
 ) -> dict[str, Eigenpair]:
     """The blocks of one turn, whose bases are gone when it returns."""
     vectors = _vectors(sum(vector.numel() * vector.element_size() for vector in start.values()))
     firsts = dict(start)
-    if part is not None:
+    fewest = FEWEST_WARM if known else FEWEST_AFTER_PART if part is not None else FEWEST
+    if known:
+        firsts = {name: _warmed(known[name].to(vector), vector) for name, vector in start.items()}
+    elif part is not None:
         warm = {name: _on_part(vector, "largest") for name, vector in firsts.items()}
         _in_step(warm, part, shapes)
         firsts = {name: _blended(process, start[name]) for name, process in warm.items()}
         del warm
     processes = {
-        name: _process(vector, "largest", tolerance, part is not None, vectors, further=0)
-        for name, vector in firsts.items()
+        name: _process(vector, "largest", tolerance, fewest, vectors, further=0) for name, vector in firsts.items()
     }
     _in_step(processes, products, shapes)
     return {name: finished(process) for name, process in processes.items()}
@@ -136,15 +158,8 @@ def _in_step(processes: Mapping[str, Lanczos], products: Products, shapes: Mappi
             process.advance(images[name].reshape(-1))
 
 
-def _process(start: Tensor, end: End, tolerance: float, part: bool, vectors: int, further: int) -> Lanczos:
-    return Lanczos(
-        start,
-        tolerance=tolerance,
-        end=end,
-        most_vectors=vectors,
-        fewest_products=FEWEST_AFTER_PART if part else FEWEST,
-        further=further,
-    )
+def _process(start: Tensor, end: End, tolerance: float, fewest: int, vectors: int, further: int) -> Lanczos:
+    return Lanczos(start, tolerance=tolerance, end=end, most_vectors=vectors, fewest_products=fewest, further=further)
 
 
 def _on_part(start: Tensor, end: End) -> Lanczos:
@@ -158,6 +173,14 @@ def _blended(search: Lanczos, start: Tensor) -> Tensor:
         return start
     blended = search.blend(POWER)
     return blended.add(start, alpha=RANDOM * length(blended) / length(start))
+
+
+def _warmed(vectors: Tensor, start: Tensor) -> Tensor:
+    """What a search at nearby weights ended with, the first vector the strongest, with some of the random start."""
+    strengths = 1 / torch.arange(1, len(vectors) + 1).to(vectors) ** WARM_POWER
+    blended = strengths @ vectors
+    size = length(blended)
+    return blended.add(start, alpha=WARM_RANDOM * size / length(start)) if size > 0 else start
 
 
 def finished(process: Lanczos) -> Eigenpair:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,11 +10,10 @@ from torch import Tensor
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.lanczos import length
 
-Scaling = Literal["identity", "block norms", "entries"]
 
-
-def scaling(parameters: Mapping[str, Tensor], name: Scaling) -> Tensor:
-    """The diagonal of S as a flat vector: ones, the norm of the parameter that an entry belongs to, or its own size.
+def scaling(parameters: Mapping[str, Tensor], name: str) -> Tensor:
+    """The diagonal of S as a flat vector: ones ("identity"), the norm of the parameter that an entry belongs to ("block
+    norms"), or its own size ("entries").
 
     >>> scaling({"w": torch.tensor([[3.0, 4.0]]), "b": torch.tensor([-2.0])}, "block norms")
     tensor([5., 5., 2.])

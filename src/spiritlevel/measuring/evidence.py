@@ -22,7 +22,7 @@ from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair
 from spiritlevel.curvature.metrics import Metrics
-from spiritlevel.curvature.operators import Scaling, scaling
+from spiritlevel.curvature.operators import scaling
 from spiritlevel.curvature.rounding import array_shifts, rounding_errors, widened
 from spiritlevel.curvature.statistics import (
     DIAGONAL,
@@ -37,6 +37,7 @@ from spiritlevel.curvature.statistics import (
 from spiritlevel.curvature.ways import remainder_objective
 from spiritlevel.curvature.whitening import layer_metrics
 from spiritlevel.measuring.needs import Needs, Operator
+from spiritlevel.measuring.starts import Starts
 from spiritlevel.network.layers import Layer
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
@@ -152,8 +153,18 @@ class Gathered:
 class Evidence:
     """Everything measures may ask for. Nothing is computed that no measure needs, and nothing twice."""
 
-    def __init__(self, problem: Problem, needs: Needs, *, tolerance: float, seed: int, most_probes: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        needs: Needs,
+        *,
+        tolerance: float,
+        seed: int,
+        most_probes: int,
+        starts: Starts | None = None,
+    ) -> None:
         self.problem, self.needs, self.tolerance = problem, needs, tolerance
+        self.starts = Starts() if starts is None else starts
         self._seed, self.most_probes = int(seed), most_probes  # an integer of NumPy would overflow below
         self.gathered = Gathered()
         self.layer_products, self.layer_method = 0, ""
@@ -366,8 +377,11 @@ class Evidence:
 
     # --- eigenvalues ---------------------------------------------------------------------------------------------
 
-    def scaling(self, name: Scaling) -> Tensor:
+    def scaling(self, name: str) -> Tensor:
         """The diagonal of S as a flat vector."""
+        for each in self.needs.operators:
+            if each.scaling == name and each.diagonal is not None:
+                return each.diagonal(self.problem)
         return scaling(self.problem.parameters, name)
 
     @cached_property
@@ -376,7 +390,9 @@ class Evidence:
         wanted = [(functools.partial(self.scaling, each.scaling), each.end) for each in self.needs.operators]
         start = torch.randn(self.products.flat.size, generator=self.generator("start"), dtype=torch.float64)
         start = start.to(self.problem.parameters_like())
-        pairs = scaled_eigenpairs(self.products, wanted, start, self.tolerance)
+        warm = [self.starts.of(each, start.numel()) for each in self.needs.operators]
+        pairs = scaled_eigenpairs(self.products, wanted, start, self.tolerance, warm)
+        self.starts.keep(zip(self.needs.operators, pairs, strict=True))
         split = self.products.flat.to_dict
         vectors = [split(scale() * pair.vector) for (scale, _), pair in zip(wanted, pairs, strict=True)]
         errors = rounding_errors(self.problem, lambda batch: self.products.forms(batch, vectors), self.products.order)
@@ -412,14 +428,21 @@ class Evidence:
                 self.gathered.products.release()  # one budget at a time: these blocks keep deltas instead of graphs
             blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact)
             part = blocks.on_part if blocks.has_part() else None
-            pairs = block_eigenpairs(blocks, part, shapes, {name: start[name] for name in exact}, self.tolerance)
+            pairs = block_eigenpairs(
+                blocks, part, shapes, {name: start[name] for name in exact}, self.tolerance, self._warm(exact)
+            )
             found |= self._widened(pairs, blocks.forms)
         if others:
             starts = {name: start[name] for name in others}
-            pairs = block_eigenpairs(self._block_products, None, shapes, starts, self.tolerance)
+            warm = self._warm(others)
+            pairs = block_eigenpairs(self._block_products, None, shapes, starts, self.tolerance, warm)
             found |= self._widened(pairs, self._block_forms, self.products.order, self.products.relative_error)
+        self.starts.keep(found.items())
         self.layer_products, self.layer_method = math.ceil(self.problem.work.products - before), " and ".join(made)
         return {name: found[name] for name in self.anatomy.layers}
+
+    def _warm(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return self.starts.of_blocks({name: self.problem.parameters[name].numel() for name in names})
 
     def _widened(
         self,

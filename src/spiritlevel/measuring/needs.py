@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from spiritlevel.curvature.lanczos import End
-from spiritlevel.curvature.operators import Scaling
+from spiritlevel.problem.problem import Problem
 
 
 @dataclass(frozen=True)
 class Operator:
     """S H S for a diagonal scaling S, and which end of its spectrum is asked for.
 
-    scaling: "identity" (H), "block norms" (D H D with ‖block‖ on every parameter tensor) or "entries" (|θ| H |θ|).
+    scaling: "identity" (H), "block norms" (D H D with ‖block‖ on every parameter tensor), "entries" (|θ| H |θ|), or a
+        name of your own for what `diagonal` gives.
+    diagonal: The diagonal of S as a flat vector, where it is none of these.
     """
 
-    scaling: Scaling
+    scaling: str
     end: End
+    diagonal: Callable[[Problem], Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from spiritlevel.measuring import earlier_files
-from spiritlevel.measuring.value import Cost, Value
+from spiritlevel.measuring.value import Cost, Value, scalars
 from spiritlevel.presenting import show
 from spiritlevel.saved import Format, as_tensor, from_json_ready, number, numbers, write_whole
 
@@ -61,6 +62,17 @@ class Report:
         """The same without the maximisers, each of which is as large as the model: for files."""
         return replace(self, values={name: replace(value, witness=None) for name, value in self.values.items()})
 
+    def scalars(self, prefix: str = "flatness", *, layers: bool = True) -> dict[str, float]:
+        """Every finite number under a flat name, for any logger: `flatness/rho_sum`, `flatness/rho_sum/error`,
+        `flatness/rho_sum/layer/fc1.weight`, `flatness/loss`.
+
+        >>> value = Value("rho_sum", 3.0, 0.0, True, True, "exact sweep", layers={"fc1.weight": 3.0})
+        >>> Report({"rho_sum": value}, 0.5, Cost(), {}, {}).scalars()
+        {'flatness/loss': 0.5, 'flatness/rho_sum': 3.0, 'flatness/rho_sum/error': 0.0, 'flatness/rho_sum/layer/fc1.weight': 3.0}
+        """
+        loss = {f"{prefix}/loss": self.loss} if math.isfinite(self.loss) else {}
+        return loss | scalars(self.values, prefix, layers=layers)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes. Non-finite numbers become the strings JSON lacks."""
         return FORMAT.document(self)
@@ -70,7 +82,7 @@ class Report:
         """The report that `to_dict` described."""
         parts = FORMAT.parts(plain)
         return cls(
-            values={name: _value_from_dict(entry) for name, entry in parts["values"].items()},
+            values={name: value_from_dict(entry) for name, entry in parts["values"].items()},
             loss=number(parts["loss"]),
             cost=Cost(**parts["cost"]),
             problem=parts["problem"],
@@ -107,7 +119,8 @@ class Report:
         return str(show(self, "fragment"))
 
 
-def _value_from_dict(plain: Mapping[str, Any]) -> Value:
+def value_from_dict(plain: Mapping[str, Any]) -> Value:
+    """A value as `to_dict` described it."""
     fields = {"error_kind": earlier_files.error_kind(plain), **plain}
     for key in ("value", "error", "layers", "layer_errors"):
         fields[key] = numbers(plain[key])

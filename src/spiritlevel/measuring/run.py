@@ -31,6 +31,7 @@ from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.registry import resolve_measures
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.sampling import random_subset, with_sampling_error
+from spiritlevel.measuring.starts import Starts
 from spiritlevel.measuring.value import Cost, Value
 from spiritlevel.problem.batches import Data
 from spiritlevel.problem.checks import check_tolerance, check_whole_number, refuse_nonfinite_loss
@@ -61,6 +62,7 @@ def measure(
     most_probes: int = 64,
     samples: int | None = None,
     distributed: bool = True,
+    starts: Starts | None = None,
 ) -> Report:
     """Every measure asked for, of the minimum that `model` sits in.
 
@@ -82,6 +84,8 @@ def measure(
         samples: Measure on so many samples, chosen at random, and add the error of that choice to every bar.
         distributed: Inside an initialized torch.distributed group, divide the data among its processes; every process
             must make the same call with the same model and all of the data. False: measure in this process alone.
+        starts: Where searches for eigenvectors ended in a call at nearby weights; those of this call start there, are
+            certified as always, and leave here where they end.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> x, y = torch.eye(2), torch.zeros(2, 1)
@@ -95,6 +99,7 @@ def measure(
         check_whole_number("seed", seed),
         check_whole_number("most_probes", most_probes, at_least=GROUPS),
         distributed,
+        starts,
     )
     with reporting(progress) as reporter, current_ranks(distributed).together():
         data = read_data(unwrapped(model, []), data, fix_data=fix_data)
@@ -113,6 +118,7 @@ class _Plan:
     seed: int
     most_probes: int
     distributed: bool
+    starts: Starts | None = None
 
 
 def _problem(
@@ -169,7 +175,9 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
     """Every measure of the plan; after Ctrl-C those that were finished."""
     started, memory = time.perf_counter(), _peak_memory()
     needs = functools.reduce(operator.or_, (each.needs(each) for each in plan.measures), Needs())
-    evidence = Evidence(problem, needs, tolerance=plan.tolerance, seed=plan.seed, most_probes=plan.most_probes)
+    evidence = Evidence(
+        problem, needs, tolerance=plan.tolerance, seed=plan.seed, most_probes=plan.most_probes, starts=plan.starts
+    )
     reporter.expect(functools.partial(expected_passes, evidence))
     problem.work.on_change.append(reporter.update)
     values: dict[str, Value] = {}
@@ -226,6 +234,7 @@ def _on_a_subset(
     The sampling error comes from random groups: the subset's own parts are measured one by one, which costs about as much
     as measuring it whole, and the spread of their values is carried over to the size of the subset.
     """
+    plan = replace(plan, starts=None)  # parts of the data end elsewhere
     divide = not plan.loss.whole_batch and data.first.targets is not None
     subset, groups, share = random_subset(data, samples, divide, plan.seed)
 

@@ -99,6 +99,18 @@ def visible_error(value: Value) -> float:
     return 0.0 if value.exact and value.error <= HIDDEN * abs(value.value) else value.error
 
 
+def scalars(values: Mapping[str, Value], prefix: str, *, layers: bool) -> dict[str, float]:
+    """Every finite number under a flat name, for loggers: `prefix/measure`, `…/error` and `…/layer/parameter`."""
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        named = {"": value.value, "/error": value.error}
+        if layers:
+            named |= {f"/layer/{layer}": number for layer, number in value.layers.items()}
+        if value.available:
+            found |= {f"{prefix}/{name}{key}": number for key, number in named.items() if math.isfinite(number)}
+    return found
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a measurement cost.

@@ -106,6 +106,10 @@ class Data:
         head = self.first[:256] if self.first.targets is not None else self.first
         return (float(self.samples), *_fingerprint(head))
 
+    def fingerprints(self) -> list[tuple[float, ...]]:
+        """A few numbers of every batch, all of its samples included."""
+        return [_fingerprint(batch) for batch in self]
+
     def pieces(self, *, divide: bool = True) -> int:
         """How many pieces the data can be divided into: its samples, or its batches where these must stay whole."""
         return self.samples if divide else sum(1 for _ in self)

@@ -89,6 +89,12 @@ def report_fragment(report: Report, records: Records | None = None) -> str:
     return _compact(fragment(view, [_prepared(section) for section in sections]))
 
 
+def pictures_fragment(headline: str, section: Section) -> str:
+    """Pictures for a notebook's cell, below a headline, styled as `report_fragment`."""
+    fragment: Any = _template().module.pictures
+    return _compact(fragment(plain_text(headline), [_prepared(section)]))
+
+
 def render_page(
     *,
     title: str,

@@ -22,7 +22,7 @@ from spiritlevel.curvature.density import (
     smoothed,
 )
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.operators import Block, Scaled, Scaling, scaling
+from spiritlevel.curvature.operators import Block, Scaled, scaling
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.value import Cost
 from spiritlevel.problem.checks import check_tolerance, check_whole_number
@@ -223,7 +223,7 @@ def _operator(hessian: HessianProducts, operator: str) -> Scaled | Block:
     """The operator that a name stands for."""
     parameters = hessian.problem.parameters
     if operator in OPERATORS:
-        named: dict[str, Scaling] = {"riemannian": "block norms", "nodewise": "entries"}
+        named = {"riemannian": "block norms", "nodewise": "entries"}
         return Scaled(hessian, scaling(parameters, named[operator]) if operator in named else None)
     if operator in parameters:
         return Block(hessian, operator)
