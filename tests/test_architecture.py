@@ -324,7 +324,13 @@ for name in ("SIGKILL", "SIGHUP", "SIGALRM", "SIGUSR1"):
 
 
 def test_without_what_only_unix_has_everything_imports_measures_and_takes_locks():
-    optional = "study.engines.ray", "study.engines.slurm", "__main__"
+    optional = (
+        "study.engines.ray",
+        "study.engines.slurm",
+        "integrations.lightning",
+        "integrations.huggingface",
+        "__main__",
+    )
     every = [module for module in modules() if not module.endswith(optional)]
     assert f"{PACKAGE}.cli" in every
     said = alone(f"""{WINDOWS}

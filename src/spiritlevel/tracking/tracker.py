@@ -179,6 +179,21 @@ class Tracker:
         finally:
             self.clock.leave(entered, time.perf_counter())
 
+    def finish(self, step: int, *, epoch: float | None = None) -> Point | None:
+        """Measure everything at the last step of a run, `step` with force, also where a loss is asked for at every step.
+
+        >>> tracker = Tracker(nn.Linear(1, 1), (torch.ones(2, 1), torch.ones(2, 1)), "mse", measures=["hessian_trace"])
+        >>> tracker.finish(10)["step"], tracker.last_step
+        (10, 10)
+        """
+        self._levels = None
+        return self.step(step, epoch=epoch, force=True)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that `step` was called with last."""
+        return self._last_step
+
     def _check_step(self, step: Any, force: bool) -> None:
         last = self._last_step
         if type(step) is not int:
@@ -195,9 +210,9 @@ class Tracker:
         every_name = list(self._measures)
         levels: tuple[float, ...] = ()
         if self._levels is not None:
-            if loss is None:
+            if loss is None and not force:
                 raise SpiritLevelError("at_loss needs the training loss of every step: tracker.step(step, loss=loss)")
-            levels = self._levels.crossed(_number(loss)) if self._levels.left else ()
+            levels = self._levels.crossed(_number(loss)) if self._levels.left and loss is not None else ()
         if force or levels:
             return every_name, "forced" if force else "at_loss", levels
         if self._every is not None and step >= self._next:
