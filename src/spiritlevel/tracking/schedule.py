@@ -14,7 +14,7 @@ from spiritlevel.measuring.record import Measure
 # An interval between two steps that is longer than a minute, and so many times the mean, is a pause and no training.
 PAUSE_SECONDS, PAUSE_TIMES = 60.0, 100
 # What a first measurement takes, in forward passes over the probe set, until one has been timed.
-FIRST_GUESSES = {"statistics": 60, "operators": 130, "layer eigenvalues": 130, "gradient": 20, "critical": 40}
+FIRST_GUESSES = {"statistics": 40, "operators": 90, "layer eigenvalues": 90, "gradient": 15, "critical": 30}
 COSTLY = 1000
 
 

@@ -98,7 +98,7 @@ class Tracker:
         at_loss: float | Sequence[float] | None = None,
         samples: int | None = 256,
         seed: int = 0,
-        tolerance: float = 1e-3,
+        tolerance: float = 1e-2,
         parameters: list[str] | None = None,
         dtype: torch.dtype | None = None,
         loggers: Iterable[Logger] = (),
