@@ -36,6 +36,8 @@ def pictures(network):
     spectrum = sl.spectrum(model, data, steps=10, probes=3)
     report = sl.measure(model, data, measures=["kappa_trace_sum", "rho_sum"])
     history = sl.measure(model, data, measures=[sl.get_measure("riemannian_spectral_norm", method="power")])
+    points = [sl.Tracker(model, data, measures=["rho_sum"]).step(k, loss=1 / (k + 1), force=True) for k in range(2)]
+    followed = sl.History(points)
     return {
         "convergence": lambda axes=None: plot.convergence(history, axes=axes),
         "line": lambda axes=None: plot.line({"a": line, "b": line}, axes=axes),
@@ -46,11 +48,12 @@ def pictures(network):
         "layers": lambda axes=None: plot.layers(report, axes=axes),
         "neurons": lambda axes=None: plot.neurons(report, axes=axes),
         "spectrum": lambda axes=None: plot.spectrum({"a": spectrum, "b": spectrum}, axes=axes),
+        "history": lambda axes=None: plot.history({"a": followed, "b": followed}, axes=axes),
         "scatter": lambda axes=None: plot.scatter([1.0, 2.0, 3.0, 5.0], [0.1, 0.3, 0.2, 0.4], axes=axes),
     }
 
 
-NAMES = ["convergence", "line", "surface", "attack", "layers", "neurons", "spectrum", "scatter"]
+NAMES = ["convergence", "line", "surface", "attack", "layers", "neurons", "spectrum", "history", "scatter"]
 
 
 def test_the_names_promised_are_there():

@@ -24,6 +24,7 @@ LOADERS = {
     "line": landscape.load,
     "surface": landscape.load,
     "spectrum": sl.Spectrum.load,
+    "history": sl.History.load,
 }
 
 

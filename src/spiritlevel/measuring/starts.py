@@ -14,10 +14,12 @@ from spiritlevel.measuring.needs import Operator
 class Starts:
     """The Ritz vectors of the last call by operator or by a layer's name, (k, n): the one that was looked for first.
 
-    A search that starts from them is certified as any other: it ends when its residual says so.
+    A search that starts from them is certified as any other: it ends when its residual says so. `numbers` is for searches of
+    other kinds, by their names.
     """
 
     def __init__(self) -> None:
+        self.numbers: dict[str, float] = {}
         self._vectors: dict[Operator | str, Tensor] = {}
 
     def of(self, key: Operator | str, size: int) -> Tensor | None:
@@ -39,3 +41,4 @@ class Starts:
     def forget(self) -> None:
         """Start from chance again."""
         self._vectors.clear()
+        self.numbers.clear()

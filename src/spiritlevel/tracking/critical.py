@@ -42,7 +42,7 @@ def critical_step(rise: Callable[[float], float], slope: float, guess: float, to
     (0.2, 0.2, True)
     """
     search = _Search(rise, slope)
-    search.bracket(guess)
+    search.bracket(guess, tolerance)
     while search.open(tolerance):
         search.narrow(tolerance)
     return CriticalStep(search.low, search.high, search.losses)
@@ -52,7 +52,7 @@ class _Search:
     """A bracket of the step, narrowed by straight lines through rise(η)/η, which is one itself for a quadratic."""
 
     def __init__(self, rise: Callable[[float], float], slope: float) -> None:
-        self._rise = rise
+        self._rise, self._slope = rise, slope
         self.low, self._at_low = 0.0, slope
         self.high, self._at_high = math.inf, math.inf
         self.losses = 0
@@ -65,12 +65,22 @@ class _Search:
         else:  # NaN has risen too
             self.high, self._at_high = step, rise / step if math.isfinite(rise) else math.inf
 
-    def bracket(self, step: float) -> None:
+    def bracket(self, step: float, tolerance: float) -> None:
+        """By doubling or halving, at first only as far as a quadratic of this slope says."""
         self.look(step)
-        for _ in range(MOST_DOUBLINGS):
+        for count in range(MOST_DOUBLINGS):
             if self.low > 0 and math.isfinite(self.high):
                 return
-            self.look(2 * self.low if math.isinf(self.high) else self.high / 2)
+            rising = math.isinf(self.high)
+            near = self._turn() * (1 + (0.3 if rising else -0.3) * tolerance)
+            far = 2 * self.low if rising else self.high / 2
+            between = self.low < near < far if rising else far < near < self.high
+            self.look(near if count < 2 and between else far)
+
+    def _turn(self) -> float:
+        """Where a quadratic with the slope of the start turns that has the rise seen so far."""
+        step, seen = (self.low, self._at_low) if math.isinf(self.high) else (self.high, self._at_high)
+        return step * self._slope / (self._slope - seen) if seen > self._slope else math.inf
 
     def open(self, tolerance: float) -> bool:
         bracketed = self.low > 0 and math.isfinite(self.high)

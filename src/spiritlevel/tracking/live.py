@@ -25,7 +25,8 @@ class Live:
         stream = self._stream or sys.stderr
         if stream.isatty():
             width = shutil.get_terminal_size((80, 24)).columns
-            stream.write(f"\r{line(history[-1], overhead)[: width - 1]:<{width - 1}}")
+            end = "\n" if history[-1].reason == "forced" else ""  # the last of a run; what comes after has its own line
+            stream.write(f"\r{line(history[-1], overhead)[: width - 1]:<{width - 1}}{end}")
             stream.flush()
 
     def _show_cell(self, history: History) -> None:

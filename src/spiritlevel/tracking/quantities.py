@@ -126,7 +126,7 @@ def _critical(direction_of: Direction) -> Callable[[Measure, Evidence], Value]:
         slope = sum(float((part.double() * direction[name].double()).sum()) for name, part in gradient.items())
         if not slope < 0 or not 0 < guess < math.inf:
             return unavailable(measure, "the loss does not fall along this direction, not even for a short step")
-        return _searched(measure, evidence, direction, slope, guess)
+        return _searched(measure, evidence, direction, slope, evidence.starts.numbers.get(measure.name, guess))
 
     return compute
 
@@ -144,6 +144,7 @@ def _searched(measure: Measure, evidence: Evidence, direction: Parameters, slope
         where = f"not even a step of {found.low:.3g} raises the loss" if found.low > 0 else "every step raises the loss"
         return unavailable(measure, f"{where} along this direction ({found.losses} losses)")
     step = 2 * found.low * found.high / (found.low + found.high)  # 2/step is the middle of 2/high and 2/low
+    evidence.starts.numbers[measure.name] = step
 
     def rise(batch: Batch) -> list[float]:
         with torch.no_grad():

@@ -148,6 +148,7 @@ class Tracker:
         problem = Problem(self.model, self.loss, self.probe, parameters=parameters, dtype=dtype)
         if self.optimizer is not None:
             check_optimizer(self.optimizer, problem.callers_parameters())
+        self._inner = problem.model  # what a wrapper holds
         self._shapes = {name: value.shape for name, value in problem.parameters.items()}
         self._owned = {name: id(value) for name, value in problem.callers_parameters().items()}
         problem.loss()
@@ -291,7 +292,7 @@ class Tracker:
                 "the probe set has changed since the tracker was made, so that its points cannot be compared: leave "
                 "tracker.probe as it is, or make another tracker"
             )
-        now = {name: value for name, value in self.model.named_parameters() if name in self._shapes}
+        now = {name: value for name, value in self._inner.named_parameters() if name in self._shapes}
         other = [name for name, shape in self._shapes.items() if name not in now or now[name].shape != shape]
         if other:
             raise _Refusal(
@@ -301,7 +302,7 @@ class Tracker:
 
     def _unchanged(self, step: int) -> tuple[str, ...]:
         """A note where weights stand still or were replaced: the training may go on in another model."""
-        named = dict(self.model.named_parameters())
+        named = dict(self._inner.named_parameters())
         sums = [float(named[name].detach().double().sum()) for name in self._shapes]
         before, self._weights_were = self._weights_were, (step, sums)
         notes = []
