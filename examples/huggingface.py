@@ -1,4 +1,4 @@
-"""A small language model of the Hugging Face library: batches as dicts, its own loss, batches weighed by scored tokens."""
+"""A small language model of the Hugging Face library: batches as dicts with labels, split at the model's own logits."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -19,11 +19,6 @@ def batch(sentences: int, padded: int) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens * mask, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
 
 
-def loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """The mean over scored tokens, and how many they are: the first token of a sentence predicts, nothing predicts it."""
-    return model(**batch).loss, int((batch["labels"][:, 1:] != -100).sum())
-
-
-data = [batch(4, padded=0), batch(3, padded=3)]
-report = sl.measure(model, data, loss, measures=["riemannian_spectral_norm", "kappa_sum"])
+data = [batch(4, padded=0), batch(3, padded=3)]  # or a DataLoader of such batches
+report = sl.measure(model, data, measures=["riemannian_spectral_norm", "kappa_sum"])
 print(report)

@@ -19,6 +19,7 @@ from spiritlevel.measuring.registry import get_measure, list_measures, register
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
 from spiritlevel.measuring.value import Cost, Value
+from spiritlevel.problem.losses import batch_loss
 from spiritlevel.problem.problem import Problem
 from spiritlevel.spectrum.spectrum import Spectrum, spectrum
 from spiritlevel.symmetry import Rescaling, Symmetries, canonicalize, find_symmetries, rescale_layers
@@ -51,6 +52,7 @@ __all__ = [
     "Value",
     "__version__",
     "audit",
+    "batch_loss",
     "canonicalize",
     "compare",
     "feature_robustness",

@@ -1,5 +1,8 @@
 """The data as a stream: what is accepted, what is refused and in which words."""
 
+import collections
+import dataclasses
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -7,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import spiritlevel as sl
 from refusals import refused
 from spiritlevel.problem.batches import Batch, Data
+from spiritlevel.problem.objects import tensors_of
 
 X, Y = torch.arange(24.0).reshape(12, 2), torch.arange(12) % 3
 REMEDY = (
@@ -110,9 +114,79 @@ def test_several_inputs_and_keywords_stay_together():
     assert torch.equal(chunk.inputs[1], 2 * X[:5])
     keywords = Data([({"a": X, "b": X * 2}, Y)])
     assert torch.equal(next(keywords.chunks(5)).inputs["b"], 2 * X[:5])
-    whole = Data([{"a": X, "labels": Y}])
-    assert whole.samples == 12
+    labelled = Data([{"a": X, "labels": Y}])
+    assert labelled.samples == 12
+    assert list(labelled.first.inputs) == ["a"]
+    assert labelled.first.content.keys() == {"a", "labels"}
+    whole = Data([{"a": X, "b": X[:3]}])
     assert whole.first.targets is None
+
+
+class Triangle:
+    """A graph as libraries for them keep it: entries by key, no mapping."""
+
+    def __init__(self, **entries):
+        self.entries = entries
+
+    def keys(self):
+        return list(self.entries)
+
+    def __getitem__(self, key):
+        return self.entries[key]
+
+    def __setitem__(self, key, entry):
+        self.entries[key] = entry
+
+    def __copy__(self):
+        return Triangle(**self.entries)
+
+
+Pair = collections.namedtuple("Pair", "x y")
+Record = dataclasses.make_dataclass("Record", ["x", "name"], frozen=True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        X,
+        [X[:5], X[5:], X[:2]],
+        TensorDataset(X),
+        Triangle(x=X, edges=torch.zeros(2, 7)),
+        [Triangle(x=X, edges=torch.zeros(2, 7))],
+        [Record(X, "first")],
+        [(X, {"boxes": X})],
+        [((X, torch.zeros(2, 7)), Y)],
+        [Pair(X, Y)],
+        {"x": X},
+    ],
+)
+def test_batches_of_any_kind_for_a_loss_that_takes_them_whole(source):
+    seen = []
+
+    @sl.batch_loss
+    def loss(net, batch):
+        seen.append(batch)
+        return net.weight.square().sum(), 1
+
+    net = torch.nn.Linear(2, 1, bias=False).double()
+    found = sl.measure(net, source, loss, measures=["hessian_trace"], dtype=torch.float64)
+    assert found["hessian_trace"].value == pytest.approx(4.0)
+    if not isinstance(source, TensorDataset):
+        wanted = source[0] if isinstance(source, list) else source
+        assert type(seen[-1]) is type(wanted)
+    batch = seen[-1]
+    assert {t.dtype for t in tensors_of(batch) if t.is_floating_point()} == {torch.float64}  # in the model's precision
+    assert X.dtype == torch.float32
+
+
+def test_a_changed_graph_is_noticed():
+    passes = [[Triangle(x=X)], [Triangle(x=X.flip(0))]]
+    refuses(
+        Batches(*passes),
+        "the data changes from pass to pass: batch 0 differs from the pass before. Likely cause: shuffling or random "
+        f"augmentation. {REMEDY}",
+        sl.NondeterministicError,
+    )
 
 
 def test_a_batch_maps_only_tensors():
@@ -130,8 +204,12 @@ def test_no_data():
 
 
 def test_different_lengths():
-    refuses((X, Y[:5]), "inputs and targets of batch 0 have different lengths: 12 and 5")
-    refuses([(X, Y), (X[:3], Y[:4])], "inputs and targets of batch 1 have different lengths: 3 and 4")
+    for source, message in (
+        ((X, Y[:5]), "inputs and targets of batch 0 have different lengths: 12 and 5"),
+        ([(X, Y), (X[:3], Y[:4])], "inputs and targets of batch 1 have different lengths: 3 and 4"),
+    ):
+        with refused(message):
+            sl.measure(torch.nn.Linear(2, 3), source)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -160,8 +238,10 @@ def test_what_can_be_read_only_once():
 
 def test_what_is_no_data_at_all():
     refuses(None, "data must be a pair of tensors (x, y), a DataLoader or a re-iterable of batches, got NoneType")
-    refuses(X, "a batch must be a pair (inputs, targets) or a dict, got Tensor")
-    refuses([(X,)], "a batch must be a pair (inputs, targets) or a dict, got tuple of length 1")
+    refuses(["text"], "a batch must be a pair (inputs, targets) or a dict, got str of length 4")
+    for source, kind in ((X, "Tensor"), ([(X,)], "tuple of length 1")):
+        with refused(f"a batch must be a pair (inputs, targets) or a dict, got {kind}"):
+            sl.measure(torch.nn.Linear(2, 3), source)
 
 
 def test_a_loader_that_shuffles():

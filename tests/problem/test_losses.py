@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import cases
 from refusals import refused
+from spiritlevel.problem.batches import Data
 from spiritlevel.problem.losses import BUILT_IN, Loss, output_factor, output_hessians, resolve_loss
+from spiritlevel.problem.weighted import weighted_by
 
 N, C = 6, 4
 
@@ -201,3 +204,43 @@ def test_outputs_without_spread():
     )
     with refused(message):
         BUILT_IN["normalized_cross_entropy"].check_outputs(f, 10)
+
+
+def softly(*shape):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+WEIGHTS = torch.tensor([0.5, 2.0, 1.25], dtype=torch.float64)
+IMAGE = (4, 3, 2, 2)
+OF_TORCH = {
+    "soft labels": (nn.CrossEntropyLoss(), softly(*IMAGE)),
+    "weighted, smoothed soft labels": (nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.2), softly(*IMAGE)),
+    "weighted labels, some of which do not count": (
+        nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1, ignore_index=1),
+        torch.arange(16).reshape(4, 2, 2) % 3,
+    ),
+    "multi-label": (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS.reshape(3, 1, 1)), softly(*IMAGE).round()),
+    "weighted multi-label": (nn.BCEWithLogitsLoss(weight=softly(3, 1, 2)), softly(*IMAGE)),
+    "squared error of images": (nn.MSELoss(), softly(*IMAGE)),
+}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_losses_of_torch_over_images_have_their_curvature_in_closed_form(name):
+    given, targets = OF_TORCH[name]
+    outputs = torch.randn(*IMAGE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    loss = weighted_by(resolve_loss(given), Data([(outputs[:3], targets[:3]), (outputs[3:], targets[3:])]))
+    assert loss.curvature is not None
+    count = loss.count(targets)
+    parts = [(loss.count(targets[part]), loss.mean(outputs[part], targets[part])) for part in (slice(3), slice(3, 4))]
+    whole = sum(n * value for n, value in parts) / count
+    assert float(whole) == pytest.approx(
+        float(given(outputs, targets)), rel=1e-12
+    )  # batches weigh as torch weighs them
+    columns = loss.curvature(outputs, targets).columns()
+    found = sum(torch.einsum("na,nb->nab", s.flatten(1), s.flatten(1)) for s, _ in columns)
+    H = torch.autograd.functional.hessian(lambda f: given(f.reshape(IMAGE), targets), outputs.flatten()).reshape(
+        4, 12, 4, 12
+    )
+    wanted = 4 * torch.stack([H[n, :, n] for n in range(4)])
+    assert torch.allclose(found, wanted, atol=1e-12)

@@ -458,11 +458,11 @@ def test_losses_that_are_no_mean():
 
 def test_dict_batches_need_a_loss_of_their_own():
     with refused(
-        "the batches are dicts, and the loss 'cross_entropy' needs (inputs, targets) pairs: pass a loss of the form (model, "
-        "batch) -> (mean loss, count), for example `def loss(model, batch): return model(**batch).loss, "
+        "the batches are dicts without 'labels' for every sample, and the loss 'cross_entropy' needs targets: pass a loss of "
+        "the form (model, batch) -> (mean loss, count), for example `def loss(model, batch): return model(**batch).loss, "
         "int((batch['labels'] != -100).sum())`"
     ):
-        sl.measure(network(), [{"x": X, "labels": Y}])
+        sl.measure(network(), [{"x": X, "y": Y}])
     with refused(
         "a loss of the form (model, batch) must return (mean loss, count), got Tensor: return for example `out.loss, "
         "len(batch['input_ids'])`"

@@ -140,6 +140,10 @@ class Sentences(torch.utils.data.Dataset):
         tokens = zoo.integers(VOCABULARY, 5, LENGTH, seed=3)[index]
         return {"input_ids": tokens, "attention_mask": (tokens > 0).long(), "labels": int(index) % 3}
 
+    @staticmethod
+    def everything():
+        return next(iter(torch.utils.data.DataLoader(Sentences(), batch_size=5)))
+
 
 def sentence_loss(model, batch):
     return model(**batch).loss, len(batch["labels"])
@@ -180,13 +184,71 @@ def test_inputs_by_keyword_and_labels_beside_them():
     assert set(report.problem["estimated_layers"].values()) == {reason}
 
 
+@pytest.mark.parametrize(("make", "shift"), [(gpt2, 1), (bert, 0)])
+def test_dicts_with_labels_are_split_at_the_logits(make, shift):
+    """The next token or the same one, positions that do not count, batches that weigh by scored tokens."""
+    model, names = make(), ["hessian_spectral_norm"]
+    problem = sl.Problem(model, "cross_entropy", batches())
+    assert not problem.whole
+    assert problem.loss() == pytest.approx(float(mean_over_tokens(shift)(model.eval()).detach()), rel=1e-12)
+    own = sl.measure(model, batches(), masked_loss if make is bert else causal_loss, measures=names, tolerance=1e-6)
+    assert sl.measure(model, batches(), measures=names, tolerance=1e-6)[names[0]].value == pytest.approx(
+        own[names[0]].value, rel=1e-5
+    )
+
+
+def test_the_gauss_newton_part_is_exact_at_the_logits_of_dicts():
+    model = gpt2()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("c_fc.weight"))
+    (parameter,) = (p for p in model.parameters() if p.requires_grad)
+    found = sl.measure(model, batches(), measures=["hessian_trace"])["hessian_trace"]
+    assert found.method == "exact Gauss–Newton part, remainder by random probes"
+
+    def mean(weight):
+        (name,) = (name for name, p in model.named_parameters() if p.requires_grad)
+        return mean_over_tokens(1)(lambda *x: torch.func.functional_call(model.eval(), {name: weight}, x))
+
+    truth = float(torch.autograd.functional.hessian(mean, parameter.detach()).reshape(parameter.numel(), -1).trace())
+    assert abs(found.value - truth) < 4 * found.error
+    assert found.error < 0.3 * abs(truth)
+
+
+def sentences(labels):
+    return [{**dict(Sentences.everything()), "labels": labels}]
+
+
+def test_the_loss_must_be_the_models_own():
+    one = bert_config(num_labels=1)
+    regression = zoo.seeded(lambda: transformers.BertForSequenceClassification(one))
+    numbers = sentences(torch.linspace(-1, 1, 5).double())
+    report = sl.measure(regression, numbers, "mse", measures=["hessian_spectral_norm"])
+    assert regression.config.problem_type is None  # which a call with labels would write
+    assert report.loss == pytest.approx(float(regression.eval()(**numbers[0]).loss.detach()))
+    many = bert_config(num_labels=3, problem_type="multi_label_classification")
+    tags = zoo.seeded(lambda: transformers.BertForSequenceClassification(many))
+    labels = sentences((torch.arange(15).reshape(5, 3) % 2).double())
+    with pytest.raises(sl.SpiritLevelError, match=r"pass loss=torch.nn.BCEWithLogitsLoss\(\), which it is"):
+        sl.measure(tags, labels, measures=["hessian_trace"])
+    report = sl.measure(tags, labels, torch.nn.BCEWithLogitsLoss(), measures=["hessian_spectral_norm"])
+    assert report.loss == pytest.approx(float(tags.eval()(**labels[0]).loss.detach()))
+
+
+def test_every_call_takes_dicts_with_labels():
+    model, data = classifier(), torch.utils.data.DataLoader(Sentences(), batch_size=3)
+    found = sl.audit(model, data, measures=["hessian_spectral_norm"], kinds=["output scale"], strengths=[0.5])
+    assert found.verdict("hessian_spectral_norm", "output scale") == "moves"
+    assert sl.find_symmetries(model, data).dimension > 0
+    assert sl.sharpen(model, data, target=50.0).after >= 50
+    assert (
+        sl.compare({"a": model, "b": model}, data, measures=["hessian_spectral_norm"], sampling=False).reports["a"].loss
+        > 0
+    )
+    assert sl.spectrum(model, data, steps=4, probes=2, ends=1).top
+    assert sl.pac_bayes(model, data, draws=2).terms["training error"] == 0.8
+
+
 def test_what_people_try_first_is_answered_with_what_works():
-    with refused(
-        "the batches are dicts, and the loss 'cross_entropy' needs (inputs, targets) pairs: pass a loss of the form (model, "
-        "batch) -> (mean loss, count), for example `def loss(model, batch): return model(**batch).loss, "
-        "int((batch['labels'] != -100).sum())`"
-    ):
-        sl.measure(gpt2(), batches())
     whole = next(iter(torch.utils.data.DataLoader(Sentences(), batch_size=5)))
     labels = whole.pop("labels")
     found = sl.measure(classifier(), (whole, labels), measures=["kappa_sum"])["kappa_sum"]

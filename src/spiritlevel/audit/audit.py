@@ -24,7 +24,7 @@ from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.batches import Batch, Data
-from spiritlevel.problem.losses import Loss, resolve_loss
+from spiritlevel.problem.losses import Loss, logits_of, resolve_loss
 from spiritlevel.symmetry import Rescaling, Symmetries, affine, find_symmetries
 from spiritlevel.symmetry.layerwise import LayerScales
 
@@ -203,7 +203,7 @@ class _Scaled(nn.Module):
         self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner(*args, **kwargs) * self.scale
+        return logits_of(self.inner(*args, **kwargs)) * self.scale
 
 
 class _Mapped:

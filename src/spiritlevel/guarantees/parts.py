@@ -12,6 +12,7 @@ from spiritlevel.measuring.order import Sampling
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.report import Report
 from spiritlevel.problem.batches import Data
+from spiritlevel.problem.labelled import divides
 from spiritlevel.problem.losses import Loss
 
 # All networks are measured again on this many parts of the data; the spread over parts is the sampling error.
@@ -25,7 +26,7 @@ PartValues = Mapping[str, Mapping[str, tuple[float, ...]]]
 
 def random_parts(data: Data, loss: Loss, seed: int) -> Iterator[Data]:
     """The data in up to ten disjoint random parts, one at a time: none where it is too little to divide."""
-    divide = not loss.whole_batch and data.first.targets is not None
+    divide = divides(loss, data)
     pieces = data.pieces(divide=divide)
     count = min(PARTS, pieces // LEAST_PIECES if divide else pieces)
     order = torch.randperm(pieces, generator=torch.Generator().manual_seed(seed))

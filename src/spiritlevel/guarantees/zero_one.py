@@ -11,18 +11,21 @@ from torch import Tensor
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.losses import IGNORED
 from spiritlevel.problem.problem import Problem
 
 ZeroOne = Callable[[Any, Tensor], Tensor]
 
 
 def wrong_class(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the largest output is not the label's, else 0; further positions of a sample are averaged.
+    """1 where the largest output is not the label's, else 0; positions of a sample are averaged, without those that do not count.
 
     >>> wrong_class(torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0])).tolist()
     [0.0, 1.0]
     """
-    return (outputs.argmax(1) != targets).double().reshape(len(targets), -1).mean(1)
+    counts = (targets != IGNORED).double().reshape(len(targets), -1)
+    wrong = (outputs.argmax(1) != targets).double().reshape(len(targets), -1)
+    return (wrong * counts).sum(1) / counts.sum(1).clamp(min=1)
 
 
 def choose_zero_one(problem: Problem, given: ZeroOne | None) -> ZeroOne:

@@ -35,6 +35,7 @@ from spiritlevel.measuring.starts import Starts
 from spiritlevel.measuring.value import Cost, Value
 from spiritlevel.problem.batches import Data
 from spiritlevel.problem.checks import check_tolerance, check_whole_number, refuse_nonfinite_loss
+from spiritlevel.problem.labelled import divides
 from spiritlevel.problem.losses import Loss, resolve_loss
 from spiritlevel.problem.problem import Problem, read_data
 from spiritlevel.problem.ranks import current_ranks
@@ -235,7 +236,7 @@ def _on_a_subset(
     as measuring it whole, and the spread of their values is carried over to the size of the subset.
     """
     plan = replace(plan, starts=None)  # parts of the data end elsewhere
-    divide = not plan.loss.whole_batch and data.first.targets is not None
+    divide = divides(plan.loss, data)
     subset, groups, share = random_subset(data, samples, divide, plan.seed)
 
     whole = _in_range(functools.partial(_problem, model, subset, plan, parameters), dtype, plan, reporter)

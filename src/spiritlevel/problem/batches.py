@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,29 +17,50 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from spiritlevel.errors import NondeterministicError, SpiritLevelError
+from spiritlevel.problem.objects import is_one_batch, tensors_of, with_tensors
+
+# The entry of a dict batch that holds the targets, as Hugging Face's libraries name it.
+LABELS = "labels"
 
 
 @dataclass(frozen=True)
 class Batch:
     """Some samples: what the model is called with, and what the loss compares with.
 
-    `inputs` is a tensor, a tuple of positional or a dict of keyword arguments. A dict batch for a loss of the form
-    (model, batch) stands in `inputs` whole, and `targets` is None.
+    `inputs` is a tensor, a tuple of positional or a dict of keyword arguments. A batch without targets, of any kind, for a
+    loss of the form (model, batch) stands in `inputs` whole, and `targets` is None. `form` makes of inputs and targets
+    what the caller's batch was: the dict that `labels` stood in, or a named tuple.
     """
 
     inputs: Any
     targets: Tensor | None
+    form: Callable[[Any, Any], Any] | None = None
+
+    @property
+    def content(self) -> Any:
+        """The batch as the caller made it."""
+        if self.targets is None:
+            return self.inputs
+        return (self.inputs, self.targets) if self.form is None else self.form(self.inputs, self.targets)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the batch is a dict with labels among its entries."""
+        return self.form is _with_labels
+
+    @property
+    def divisible(self) -> bool:
+        """Whether every tensor has as many entries as there are samples."""
+        return all(leaf.dim() and len(leaf) == len(self) for leaf in tensors_of((self.inputs, self.targets)))
 
     def __len__(self) -> int:
         if self.targets is not None:
             return len(self.targets)
-        return next((len(leaf) for leaf in tree_leaves(self.inputs) if isinstance(leaf, Tensor) and leaf.dim()), 1)
+        return next((len(leaf) for leaf in tensors_of(self.inputs) if leaf.dim()), 1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        def each(leaf: Any) -> Any:
-            return change(leaf) if isinstance(leaf, Tensor) else leaf
-
-        return Batch(tree_map(each, self.inputs), None if self.targets is None else change(self.targets))
+        targets = None if self.targets is None else change(self.targets)
+        return replace(self, inputs=with_tensors(self.inputs, change), targets=targets)
 
     def __getitem__(self, index: slice | Tensor) -> Batch:
         return self.map(lambda leaf: leaf[index])
@@ -55,6 +78,8 @@ class Data:
         self._source: Iterable[Any] = ()
         self._fingerprints: list[tuple[float, ...]] | None = None
         self._spread: dict[int, list[Batch]] = {}
+        self._change: Callable[[Batch], Batch] | None = None
+        self.unequal = ""  # says where inputs and targets differ in length, which only a loss of whole batches takes
         pair = _as_pair(source)
         if pair is not None:
             self.resident = pair
@@ -71,6 +96,10 @@ class Data:
 
     def __iter__(self) -> Iterator[Batch]:
         """One pass. A stream that differs from the first pass is refused as soon as it does."""
+        change = self._change
+        return self._read() if change is None else map(change, self._read())
+
+    def _read(self) -> Iterator[Batch]:
         if self.resident is not None:
             yield self.resident
             return
@@ -88,6 +117,7 @@ class Data:
         """Count the samples, refuse what cannot be measured, and see that a second pass brings the same."""
         samples, first, fingerprints = 0, None, []
         for index, batch in enumerate(self):
+            self.unequal = self.unequal or _unequal_lengths(batch, index)
             _check_batch(batch, index, samples)
             first = batch if first is None else first
             samples += len(batch)
@@ -100,6 +130,15 @@ class Data:
             for _ in self:
                 pass
         return samples, first
+
+    def changed(self, change: Callable[[Batch], Batch]) -> Data:
+        """The same stream with every batch changed by a function of it alone."""
+        other = copy.copy(self)
+        other._spread, other.first, other._change = {}, change(self.first), change
+        if self._change is not None:
+            before = self._change
+            other._change = lambda batch: change(before(batch))
+        return other
 
     def fingerprint(self) -> tuple[float, ...]:
         """A few numbers that other data would hardly share: the size, and sums over the first samples."""
@@ -128,7 +167,7 @@ class Data:
             if len(rows):
                 chosen.append(batch.map(lambda leaf, rows=rows: leaf[rows.to(leaf.device)]))  # type: ignore[misc]
         whole = join(chosen)
-        return Data(chosen if whole is None else (whole.inputs, whole.targets))
+        return Data(chosen if whole is None else whole)
 
     def spread(self, count: int) -> list[Batch]:
         """About `count` samples, evenly spaced over a pass, and one of every label that comes up, up to `count` more.
@@ -195,7 +234,11 @@ class Data:
 
 
 def _as_pair(source: Any) -> Batch | None:
-    """`(x, y)` of whole tensors or arrays, as one batch; None for anything else."""
+    """`(x, y)` of whole tensors or arrays, or a single batch of another kind, as one batch; None for anything else."""
+    if isinstance(source, Batch):
+        return source
+    if is_one_batch(source):
+        return _as_batch(source)
     if not isinstance(source, tuple | list) or len(source) != 2:
         return None
     x, y = (torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in source)
@@ -233,29 +276,63 @@ def _as_batch(entry: Any) -> Batch:
     if isinstance(entry, Batch):
         return entry
     if isinstance(entry, Mapping):
-        return Batch(dict(entry), None).map(normal)
-    if isinstance(entry, Sequence) and len(entry) >= 2 and isinstance(entry[-1], Tensor):
+        return _of_dict(dict(entry)).map(normal)
+    if isinstance(entry, Sequence) and len(entry) >= 2 and isinstance(entry[-1], Tensor) and entry[-1].dim():
         inputs = entry[0] if len(entry) == 2 else tuple(entry[:-1])
-        return Batch(inputs, entry[-1]).map(normal)
-    raise SpiritLevelError(
-        f"a batch must be a pair (inputs, targets) or a dict, got {type(entry).__name__}"
-        + (f" of length {len(entry)}" if isinstance(entry, Sequence) else "")
-    )
+        named = isinstance(entry, tuple) and hasattr(entry, "_fields")
+        return Batch(inputs, entry[-1], functools.partial(_as_record, type(entry)) if named else None).map(normal)
+    if not tensors_of(entry):
+        raise SpiritLevelError(not_a_pair(entry))
+    return Batch(entry, None).map(normal)
+
+
+def not_a_pair(entry: Any) -> str:
+    """What is said of a batch in which no inputs and targets can be told apart."""
+    length = f" of length {len(entry)}" if isinstance(entry, Sequence) else ""
+    return f"a batch must be a pair (inputs, targets) or a dict, got {type(entry).__name__}{length}"
+
+
+def _of_dict(entry: dict[str, Any]) -> Batch:
+    """A dict batch, its labels apart where there is one for each sample of every other entry."""
+    labels = entry.get(LABELS)
+    others = {key: part for key, part in entry.items() if key != LABELS}
+    leaves = tree_leaves(others)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    plain = all(isinstance(leaf, Tensor | bool | int | float | str | None) for leaf in leaves)
+    if not isinstance(labels, Tensor) or not labels.dim() or not tensors or not plain:
+        return Batch(entry, None)
+    fits = all(leaf.dim() and len(leaf) == len(labels) for leaf in tensors)
+    return Batch(others, labels, _with_labels) if fits else Batch(entry, None)
+
+
+def _with_labels(inputs: Any, targets: Any) -> Any:
+    return {**inputs, LABELS: targets}
+
+
+def _as_record(kind: Any, inputs: Any, targets: Any) -> Any:
+    parts = inputs if len(kind._fields) > 2 else (inputs,)
+    return kind(*parts, targets)
+
+
+def _unequal_lengths(batch: Batch, index: int) -> str:
+    """Where the inputs of a batch are not as many as its targets; empty where they are."""
+    if batch.targets is None:
+        return ""
+    count = len(batch.targets) if batch.targets.dim() else 0
+    for leaf in tensors_of(batch.inputs):
+        if leaf.dim() == 0 or len(leaf) != count:
+            return (
+                f"inputs and targets of batch {index} have different lengths: "
+                f"{len(leaf) if leaf.dim() else 'a scalar'} and {count}"
+            )
+    return ""
 
 
 def _check_batch(batch: Batch, index: int, before: int) -> None:
-    """Lengths that agree and numbers that are finite, else an error that says where."""
-    leaves = [leaf for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor)]
-    if any(leaf.is_meta for leaf in [*leaves, *([] if batch.targets is None else [batch.targets])]):
+    """Numbers that are there and finite, else an error that says where."""
+    leaves = tensors_of((batch.inputs, batch.targets))
+    if any(leaf.is_meta for leaf in leaves):
         raise SpiritLevelError(f"batch {index} is on the meta device, which holds no numbers: pass tensors with data")
-    if batch.targets is not None:
-        for leaf in leaves:
-            if leaf.dim() == 0 or len(leaf) != len(batch.targets):
-                raise SpiritLevelError(
-                    f"inputs and targets of batch {index} have different lengths: "
-                    f"{len(leaf) if leaf.dim() else 'a scalar'} and {len(batch.targets)}"
-                )
-        leaves = [*leaves, batch.targets]
     for leaf in leaves:
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf.sum())):
             _point_out(leaf, before, "targets" if leaf is batch.targets else "inputs")
@@ -277,11 +354,10 @@ def _fingerprint(batch: Batch) -> tuple[float, ...]:
     Order matters: a flipped image has the same sum, and parts of a batch are read at different passes.
     """
     sums: list[float] = []
-    for leaf in tree_leaves((batch.inputs, batch.targets)):
-        if isinstance(leaf, Tensor):
-            numbers = leaf.detach().to(torch.float64).reshape(len(leaf) if leaf.dim() else 1, leaf.shape[1:].numel())
-            weighted = _weights(numbers.shape[0], numbers.device) @ numbers @ _weights(numbers.shape[1], numbers.device)
-            sums += [*map(float, leaf.shape), float(weighted), float(numbers.square().sum())]
+    for leaf in tensors_of((batch.inputs, batch.targets)):
+        numbers = leaf.detach().to(torch.float64).reshape(len(leaf) if leaf.dim() else 1, leaf.shape[1:].numel())
+        weighted = _weights(numbers.shape[0], numbers.device) @ numbers @ _weights(numbers.shape[1], numbers.device)
+        sums += [*map(float, leaf.shape), float(weighted), float(numbers.square().sum())]
     return tuple(sums)
 
 

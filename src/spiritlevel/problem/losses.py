@@ -105,6 +105,7 @@ class Loss:
         check_outputs: `(outputs, first)` raises for outputs on which the loss is not defined.
         count: The weight of a batch in the mean over all data.
         given: What the caller passed as the loss, where that was a callable.
+        of_outputs: Of what the network returns, the tensor that is compared with targets; all of it where None.
     """
 
     name: str
@@ -115,6 +116,35 @@ class Loss:
     check_outputs: Callable[[Tensor, int], None] | None = None
     count: Callable[[Any], int] = len
     given: Callable[..., Any] | None = None
+    of_outputs: Callable[[Any], Any] | None = None
+
+    def __call__(self, *given: Any) -> Any:
+        return self.mean(*given)
+
+
+def batch_loss(function: Callable[[Any, Any], Any]) -> Loss:
+    """A loss of the form (model, batch) -> (mean, count), whatever its arguments are called.
+
+    `batch` is what the data's batches are: a tensor, a dict, a graph, a tuple, a named tuple; a pair (x, y) of tensors is one
+    batch. Batches stay whole and weigh by `count`; curvature is estimated by random probes, or formed where it is small.
+
+    >>> import spiritlevel as sl
+    >>> @sl.batch_loss
+    ... def reconstruction(net, x):
+    ...     return (net(x) - x).square().mean(), len(x)
+    >>> autoencoder = torch.nn.Linear(3, 3, bias=False)
+    >>> report = sl.measure(autoencoder, torch.eye(3), reconstruction, measures=["hessian_trace"])
+    >>> round(report["hessian_trace"].value, 6)  # (2/9)·‖x‖² for each of nine weights' columns
+    2.0
+    """
+    if not callable(function):
+        raise SpiritLevelError(f"batch_loss needs a function of (model, batch), got {type(function).__name__}")
+    return Loss(_name_of(function), recording(function), whole_batch=True, given=function)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    named = function.func if isinstance(function, functools.partial) else function
+    return str(getattr(named, "__name__", type(named).__name__))
 
 
 def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
@@ -129,11 +159,7 @@ def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
         return BUILT_IN[loss]
     if not callable(loss):
         raise SpiritLevelError(f"loss must be a name or a callable, got {type(loss).__name__}")
-    named = loss.func if isinstance(loss, functools.partial) else loss
-    name = getattr(named, "__name__", type(named).__name__)
-    if _takes_the_model(loss):
-        return Loss(name=name, mean=recording(loss), whole_batch=True, given=loss)
-    return Loss(name=name, mean=loss, given=loss)
+    return batch_loss(loss) if _takes_the_model(loss) else Loss(name=_name_of(loss), mean=loss, given=loss)
 
 
 def recording(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -363,6 +389,12 @@ def _check_labels(outputs: Any, targets: Any, first: int) -> None:
             f"label {int(targets[index])} of sample {first + index[0]} is out of range: the network has {outputs.shape[1]} "
             f"outputs, so labels must be 0 to {outputs.shape[1] - 1}"
         )
+
+
+def check_scored_labels(outputs: Any, targets: Any, first: int) -> None:
+    """The same where positions with the label −100 do not count."""
+    counts = targets != IGNORED
+    _check_labels(outputs, targets.where(counts, 0), first)
 
 
 def _check_tensor(outputs: Any, loss: str) -> None:

@@ -16,7 +16,8 @@ from spiritlevel.problem import checks
 from spiritlevel.problem.batches import Batch, Data, normal
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.derivatives import check_derivatives
-from spiritlevel.problem.losses import Loss, in_double, logits_of, recording, resolve_loss
+from spiritlevel.problem.labelled import recognized, settled
+from spiritlevel.problem.losses import Loss, in_double, logits_of, resolve_loss
 from spiritlevel.problem.quiet import undisturbed
 from spiritlevel.problem.ranks import current_ranks
 from spiritlevel.problem.replica import Slots, replica, unwrapped
@@ -84,10 +85,8 @@ class Problem:
         model = unwrapped(model, self.notes)
         self.work = Work()
         self.model = model
-        self.loss_function = resolve_loss(loss)
         self.data = read_data(model, data, fix_data=fix_data)
-        if self.data.first.targets is None and not self.loss_function.whole_batch:
-            self.loss_function = _for_dict_batches(self.loss_function)
+        self.loss_function, self.data = recognized(model, settled(resolve_loss(loss), self.data), self.data)
         with undisturbed(model):  # a loader draws a seed at every pass
             self.loss_function = weighted_by(self.loss_function, self.data)
         if not self.loss_function.whole_batch:
@@ -183,6 +182,9 @@ class Problem:
         with self._plain:
             outputs = self._slots.call(self._tensors(parameters), lambda: self.module(*args, **kwargs))
         outputs = normal(outputs) if isinstance(outputs, Tensor) else outputs
+        of_outputs = self.loss_function.of_outputs
+        if of_outputs is not None:
+            return of_outputs(outputs)
         return outputs if self.loss_function.check is None else logits_of(outputs)
 
     def chunk_outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
@@ -323,9 +325,10 @@ class Problem:
             self._plain = contextlib.nullcontext()
 
     def whole_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, float]:
-        content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
         with self._plain:
-            result = self._slots.call(self._tensors(parameters), lambda: self.loss_function.mean(self.module, content))
+            result = self._slots.call(
+                self._tensors(parameters), lambda: self.loss_function.mean(self.module, batch.content)
+            )
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpiritLevelError(
                 f"a loss of the form (model, batch) must return (mean loss, count), got {type(result).__name__}: return "
@@ -391,14 +394,3 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
-
-
-def _for_dict_batches(loss: Loss) -> Loss:
-    """A dict batch calls for a loss of the form (model, batch); a built-in one has no targets to compare with."""
-    if loss.curvature is not None or loss.check is not None:
-        raise SpiritLevelError(
-            f"the batches are dicts, and the loss {loss.name!r} needs (inputs, targets) pairs: pass a loss of the form "
-            "(model, batch) -> (mean loss, count), for example "
-            "`def loss(model, batch): return model(**batch).loss, int((batch['labels'] != -100).sum())`"
-        )
-    return Loss(loss.name, recording(loss.mean), whole_batch=True)

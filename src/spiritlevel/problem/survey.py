@@ -66,6 +66,8 @@ class Heavy:
         if self.batch is None:
             return []
         size = len(self.batch)
+        if not self.batch.divisible:  # a graph, whose entries are of different lengths
+            return [self.batch]
         count = max(count, -(-size // most))
         return [self.batch[torch.arange(start, size, count)] for start in range(min(count, size))]
 

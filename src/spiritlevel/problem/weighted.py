@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Data
-from spiritlevel.problem.losses import BUILT_IN, IGNORED, Loss, OutputFactor
+from spiritlevel.problem.losses import BUILT_IN, IGNORED, BlockFactor, Loss, OutputFactor
 
 FUNCTIONS: dict[Any, Callable[..., Tensor]] = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss}
 OPTIONS = ("weight", "ignore_index", "label_smoothing")
@@ -63,6 +63,20 @@ class Weighting:
         )
         return BUILT_IN["cross_entropy"].curvature(outputs, spread_out)
 
+    def soft_curvature(self, outputs: Tensor, targets: Tensor) -> OutputFactor:
+        """The same for class probabilities, smoothed and weighted as torch does it."""
+        assert BUILT_IN["cross_entropy"].curvature is not None
+        smoothed = targets * (1 - self.label_smoothing) + self.label_smoothing / targets.shape[1]
+        if self.weight is not None:
+            weight = self.weight.detach().to(smoothed)
+            smoothed = smoothed * weight.reshape(-1, *[1] * (targets.dim() - 2))
+        return BUILT_IN["cross_entropy"].curvature(outputs, smoothed)
+
+
+def _positions(targets: Tensor) -> int:
+    """How many class distributions there are."""
+    return targets.numel() // targets.shape[1]
+
 
 def _check_range(targets: Tensor, counts: Tensor, classes: int) -> None:
     wrong = counts & ((targets < 0) | (targets >= classes))
@@ -89,14 +103,23 @@ def _is_plain_mean(loss: functools.partial[Any]) -> bool:
 
 
 def weighted_by(loss: Loss, data: Data) -> Loss:
-    """The loss as a plain mean over the labels of this data, if it is a cross entropy of torch; else the loss itself."""
+    """The loss as a plain mean over the labels of this data, if it is a cross entropy of torch; else the loss itself.
+
+    Losses of torch that are sums over outputs get their curvature in closed form: an image has too many outputs to form it.
+    """
     weighting = weighting_of(loss.given)
     if weighting is None:
-        return loss
+        curvature = None if loss.whole_batch else elementwise_curvature(loss.given)
+        return loss if curvature is None else replace(loss, curvature=curvature)
     labels, total, alike = 0, 0.0, True
     for batch in data:
-        if batch.targets is None or batch.targets.is_floating_point():
-            return loss  # class probabilities: torch divides by their number, whatever the weights
+        if batch.targets is None:
+            return loss
+        if (
+            batch.targets.is_floating_point()
+        ):  # class probabilities: torch divides by their number, whatever the weights
+            soft = weighting.soft_curvature if weighting.function is F.cross_entropy else None
+            return replace(loss, curvature=soft, count=_positions)
         weights = weighting.of(batch.targets)
         labels, total = labels + weights.numel(), total + float(weights.sum())
         alike = alike and bool((weights * labels == total).all())
@@ -106,3 +129,38 @@ def weighted_by(loss: Loss, data: Data) -> Loss:
     curvature = functools.partial(weighting.curvature, scale=scale) if weighting.function is F.cross_entropy else None
     mean = loss.mean if alike else functools.partial(weighting.mean, scale=scale)
     return replace(loss, mean=mean, curvature=curvature, count=Tensor.numel)
+
+
+# --- losses that are a mean over all outputs -----------------------------------------------------------------------
+
+
+def elementwise_curvature(given: Any) -> Callable[[Tensor, Tensor], OutputFactor] | None:
+    """∇²ℓ of torch's squared error and binary cross entropy: every output is a block of its own; None for other losses."""
+    if _is_mean_of(given, nn.MSELoss, F.mse_loss):
+        return BUILT_IN["mse"].curvature
+    if _is_mean_of(given, nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits):
+        options = given.keywords if isinstance(given, functools.partial) else vars(given).get("_buffers", {})
+        return functools.partial(_binary_factor, weight=options.get("weight"), positive=options.get("pos_weight"))
+    return None
+
+
+def _is_mean_of(given: Any, kind: Any, function: Callable[..., Any]) -> bool:
+    if type(given) is kind:
+        return bool(given.reduction == "mean")
+    if isinstance(given, functools.partial) and given.func is function:
+        known = {"weight", "pos_weight", "reduction"}
+        return not given.args and given.keywords.get("reduction", "mean") == "mean" and set(given.keywords) <= known
+    return given is function
+
+
+def _binary_factor(outputs: Tensor, targets: Tensor, weight: Tensor | None, positive: Tensor | None) -> OutputFactor:
+    """∇² of the mean over C outputs of w·(p y + 1 − y)-weighted binary cross entropies: w (p y + 1 − y) σ(1 − σ) / C."""
+    f, y = outputs.double(), targets.double()
+    bend = torch.sigmoid(f) * torch.sigmoid(-f)
+    if positive is not None:
+        bend = bend * (positive.detach().to(y) * y + 1 - y)
+    if weight is not None:
+        bend = bend * weight.detach().to(y)
+    size = outputs[0].numel()
+    blocks = (bend.reshape(len(outputs), size, 1, 1) / size).sqrt().to(outputs.dtype)
+    return BlockFactor(blocks, None, lambda vector: vector.reshape(outputs.shape))

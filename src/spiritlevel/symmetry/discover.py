@@ -23,12 +23,14 @@ RULES_OF = (rules_elementwise, rules_linear)
 def find_symmetries(model: nn.Module, example_input: Any) -> Symmetries:
     """All positive rescalings of the parameters of `model` that leave its function in eval mode alone.
 
-    model: comes back bit for bit as it was. example_input: a tensor, a tuple of arguments or a dict of keywords.
+    model: comes back bit for bit as it was. example_input: a tensor, a tuple of arguments, a dict of keywords, or a loader,
+    whose first batch serves.
 
     One forward pass on the example is recorded operation by operation and a scale variable per channel is followed
     through it: linear maps start and absorb scales, positively homogeneous operations pass them on, additions tie
     them, inputs, outputs and every operation without a rule fix them. What is left free is the result. A rescaling
-    found is exact for every input; one that no rule can see may be missed. Costs one forward pass in eval mode.
+    found is exact for every input; one that no rule can see may be missed. A branch on masks or token numbers among the
+    inputs is followed as the example takes it. Costs one forward pass in eval mode.
 
     >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> find_symmetries(mlp, torch.ones(1, 4)).dimension

@@ -7,14 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.network.rewrites import PlainDerivatives
+from spiritlevel.problem.batches import Data
 from spiritlevel.problem.quiet import undisturbed
 
 
 def as_call(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments `model` is called with: a tensor, a tuple of arguments, or a mapping of keywords."""
+    """The arguments `model` is called with: a tensor, a tuple of arguments, a mapping of keywords; of a loader its first ones."""
+    if isinstance(example_input, DataLoader):
+        return as_call(Data([next(iter(example_input))]).first.inputs)
     if isinstance(example_input, Mapping):
         return (), dict(example_input)
     if isinstance(example_input, tuple | list):

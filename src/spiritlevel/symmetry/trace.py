@@ -2,7 +2,8 @@
 
 The pass runs on the example in eval mode under a dispatch mode, so that modules, functional code, methods, weights used
 twice and reshaping all arrive as the same few tensor operations with real shapes. What a recording cannot see is
-Python code that branches on numbers; reading a number out of an activation is therefore refused.
+Python code that branches on numbers; reading a number out of an activation is therefore refused. Masks and token numbers
+among the inputs are no activations: a branch on them is followed as the example takes it.
 """
 
 import traceback
@@ -83,6 +84,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._constants: set[int] = set()
         self._scales: dict[int, Scale] = {}
         self._alive: dict[int, list[Tensor]] = {}
+        self._masks: set[int] = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -143,6 +145,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether the tensor depends on the input."""
         return id(tensor) in self._scales and self._scales[id(tensor)].from_input
 
+    def is_mask(self, tensor: Tensor) -> bool:
+        """Whether the tensor is made of whole numbers or truth values among the inputs alone, such as a mask of padding."""
+        return id(tensor) in self._masks
+
+    def take_as_input(self, tensor: Tensor) -> None:
+        """Follow a tensor that the model is called with."""
+        self.set(tensor, sc.fixed(tensor.shape))
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            self._masks.add(id(tensor))
+
+    def _follow_masks(self, inputs: list[Tensor], out: Any) -> None:
+        followed = [t for t in inputs if self.is_followed(t)]
+        if followed and all(map(self.is_mask, followed)):
+            self._masks.update(id(t) for t in tensors_in(out) if not (t.is_floating_point() or t.is_complex()))
+
     def set(self, tensor: Tensor, scale: Scale) -> None:
         """Give a tensor its scale."""
         assert scale.shape == tensor.shape, f"scale of shape {scale.shape} for a tensor of shape {tensor.shape}"
@@ -165,6 +182,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._refuse_parameter_writes(tensor, name)
             self.set(tensor, self.scale_of(tensor))
         out = func(*args, **kwargs)
+        self._follow_masks(inputs, out)
         followed = any(self.is_followed(t) for t in inputs)
         random = torch.Tag.nondeterministic_seeded in func.tags
         if followed or random or func._schema.is_mutable:
@@ -230,7 +248,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shapes = torch.Tag.dynamic_output_shape in func.tags and not _indexes_by_position(name, inputs)
         if name not in READS_A_NUMBER and not shapes:
             return
-        if any(self.depends_on_input(t) for t in inputs):
+        if any(self.depends_on_input(t) and not self.is_mask(t) for t in inputs):
             what = "a result whose shape depends on the data" if shapes else "a number read out of an activation"
             raise TracingError(f"{what} ({name}) was met{_place()}; {_REMEDY}")
         for tensor in inputs:
@@ -264,7 +282,8 @@ class NumberGuard(Mode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in LEAVES_TORCH and args and isinstance(args[0], Tensor) and self.recorder.is_followed(args[0]):
+        left = args[0] if name in LEAVES_TORCH and args and isinstance(args[0], Tensor) else None
+        if left is not None and self.recorder.is_followed(left) and not self.recorder.is_mask(left):
             raise TracingError(f"a number read out of an activation (Tensor.{name}) was met{_place()}; {_REMEDY}")
         return func(*args, **(kwargs or {}))
 
@@ -275,7 +294,7 @@ def record(
     """Run the model once on its arguments and return the recording; inputs and outputs are fixed."""
     recorder = recorder or Recorder(model)
     for tensor in tensors_in((args, kwargs)):
-        recorder.set(tensor, sc.fixed(tensor.shape))
+        recorder.take_as_input(tensor)
     with NumberGuard(recorder), recorder:
         out = model(*args, **kwargs)
     outputs = list(tensors_in(out))
