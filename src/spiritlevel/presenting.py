@@ -7,9 +7,11 @@ and registers its functions. So `print(report)` works, and nothing that computes
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
+_FACTS: ContextVar[Mapping[str, str]] = ContextVar("facts")
 _MODULES: dict[type, str] = {}
 _VIEWS: dict[tuple[type, str], Callable[..., Any]] = {}
 
@@ -42,3 +44,17 @@ def show(result: object, view: str, **options: Any) -> Any:
         known = ", ".join(name for owner, name in _VIEWS if owner is kind)
         raise TypeError(f"a {kind.__name__} has no view {view!r}; it has {known}")
     return _VIEWS[kind, view](result, **options)
+
+
+def set_facts(facts: Mapping[str, str]) -> None:
+    """Say what is measured from now on: data, samples, preprocessing, checkpoint, command. Every page written says it."""
+    _FACTS.set(dict(facts))
+
+
+def facts() -> Mapping[str, str]:
+    """What was last said to be measured.
+
+    >>> set_facts({"data": "digits"}), facts(), set_facts({})
+    (None, {'data': 'digits'}, None)
+    """
+    return _FACTS.get({})

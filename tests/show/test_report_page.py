@@ -162,7 +162,7 @@ def test_one_report_or_several_give_the_same_sections(demo: str, single: str) ->
     def anchors(html: str) -> list[str]:
         return re.findall(r'<section id="([a-z]+)"', html)
 
-    assert anchors(demo) == anchors(single) == ["summary", "layers", "neurons", "convergence", "cost", "cite"]
+    assert anchors(demo) == anchors(single) == ["summary", "layers", "neurons", "convergence", "cost", "made", "cite"]
 
 
 def test_an_audit_stands_right_after_the_summary() -> None:

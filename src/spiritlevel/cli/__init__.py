@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,7 @@ from spiritlevel.cli.sharpen import sharpen
 from spiritlevel.cli.spectrum import spectrum
 from spiritlevel.cli.study import study
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.presenting import set_facts
 from spiritlevel.problem.ranks import launched_processes
 
 # In the order in which `spiritlevel --help` lists them.
@@ -103,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given  # wherever it stands, also behind the command
     given = [argument for argument in given if argument != "--debug"]
+    set_facts({"command": " ".join(["spiritlevel", *given]), "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")})
     try:
         with _terminated_like_interrupted():
             app(given, prog_name="spiritlevel")
@@ -115,6 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         _leave(f"failed: {said}\nRun the same command with --debug to see where.", FAILED)
+    finally:
+        set_facts({})
 
 
 @contextmanager

@@ -52,6 +52,7 @@ def audit(
             progress=listen,
         )
     if rank == 0:
+        subject.warn_of(found.original.loss)
         output.write(found, audit_table(found))
 
 

@@ -15,7 +15,9 @@ from spiritlevel.cli.options import (
     LossName,
     NetworkOptions,
     PartOptions,
+    PreparationOptions,
     Samples,
+    SampleSeed,
     Seed,
     Subject,
     read_dtype,
@@ -29,8 +31,8 @@ from spiritlevel.guarantees.pac_bayes import pac_bayes
 from spiritlevel.guarantees.robustness import feature_robustness
 from spiritlevel.guarantees.show import certificate_table, robustness_table
 from spiritlevel.measuring.progress import passes_bar
+from spiritlevel.presenting import facts, set_facts
 from spiritlevel.problem.ranks import launched
-from spiritlevel.subjects.data import load_data
 
 Measures = Annotated[str | None, typer.Option(metavar="A,B,…|all", help="Names, as for `spiritlevel measure`.")]
 
@@ -52,17 +54,18 @@ def bound(
     seed: Seed = 0,
     dtype: Dtype = None,
     samples: Samples = None,
+    sample_seed: SampleSeed = 0,
     output: OutputOptions,
 ) -> None:
     """Bound the test error of a network with noise on its weights, from its training data.
 
     Prints the PAC-Bayes bound term by term. It is a certificate, also where it is vacuous.
     """
-    part = PartOptions(samples)
+    part = PartOptions(samples, sample_seed=sample_seed)
     precision = read_dtype(dtype)
     subject = network.read(part)
     centre = None if prior is None else replace(network, checkpoint=prior).read(part).model
-    held_out = load_data(network.data, split="test") if test else None
+    held_out = network.read_data(PartOptions(split="test"))[0] if test else None
     found = pac_bayes(
         *subject.parts,
         test_data=None if held_out is None else (held_out.x, held_out.y),
@@ -123,6 +126,7 @@ def compare(
     ] = False,
     accuracy: AccuracyOptions,
     part: PartOptions,
+    preparation: PreparationOptions,
     output: OutputOptions,
 ) -> None:
     """Rank several trained networks by every measure.
@@ -132,7 +136,7 @@ def compare(
     share the data.
     """
     chosen = read_measures(measures)
-    subjects = _read_networks(networks, data, loss, part)
+    subjects = _read_networks(networks, data, loss, part, preparation)
     first = next(iter(subjects.values()))
     with launched() as rank, passes_bar(shown=rank == 0 and not output.quiet) as listen:
         found = compare_networks(
@@ -146,10 +150,14 @@ def compare(
             **accuracy.arguments,
         )
     if rank == 0:
+        for name, subject in subjects.items():
+            subject.warn_of(found.reports[name].loss)
         output.write(found, ranking_table(found))
 
 
-def _read_networks(networks: list[str], data: str, loss: str, part: PartOptions) -> dict[str, Subject]:
+def _read_networks(
+    networks: list[str], data: str, loss: str, part: PartOptions, preparation: PreparationOptions
+) -> dict[str, Subject]:
     """`NAME=MODEL@FILE`, `MODEL@FILE` or `package.module:factory`, each by its name."""
     subjects: dict[str, Subject] = {}
     for text in networks:
@@ -159,6 +167,18 @@ def _read_networks(networks: list[str], data: str, loss: str, part: PartOptions)
         name = label if equals else Path(file).stem if at else spec
         if name in subjects:
             raise SpiritLevelError(f"two networks are called {name!r}: give each a name, as in NAME=MODEL@FILE")
-        network = NetworkOptions(model if at else spec, data, Path(file) if at else None, loss)
+        network = NetworkOptions(
+            model=model if at else spec,
+            data=data,
+            checkpoint=Path(file) if at else None,
+            loss=loss,
+            **vars(preparation),
+        )
         subjects[name] = network.read(part)
+    if len({subject.data.fingerprint for subject in subjects.values()}) > 1:
+        raise SpiritLevelError(
+            "the checkpoints bring different preprocessing, so these networks would not be compared on the same data: say "
+            "which, by --mean and --std or --standardize"
+        )
+    set_facts({**facts(), "network": ", ".join(networks)})
     return subjects

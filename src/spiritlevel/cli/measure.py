@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from spiritlevel.cli.options import AccuracyOptions, Measures, NetworkOptions, PartOptions, Split, read_measures
+from spiritlevel.cli.options import (
+    AccuracyOptions,
+    Measures,
+    NetworkOptions,
+    PartOptions,
+    Split,
+    Subject,
+    read_measures,
+)
 from spiritlevel.cli.output import OutputOptions
 from spiritlevel.measuring import run
+from spiritlevel.measuring.report import Report
 from spiritlevel.problem.ranks import launched
 from spiritlevel.show.tables import report_table
 
@@ -45,6 +55,15 @@ def measure(
             **accuracy.arguments,
         )
     if rank == 0:
+        subject.warn_of(report.loss)
+        report = _told_of(report, subject)
         output.write(report.without_witnesses(), report_table(report))
         if report.interrupted:
             raise typer.Exit(INTERRUPTED)
+
+
+def _told_of(report: Report, subject: Subject) -> Report:
+    """The report with what it is a report of, and what is doubtful about that."""
+    doubt = subject.doubt(report.loss)
+    notes = (*((doubt,) if doubt else ()), *report.notes)
+    return replace(report, problem={**report.problem, "source": dict(subject.facts)}, notes=notes)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +17,20 @@ from torch import nn
 from spiritlevel.errors import SpiritLevelError, suggest
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.registry import read_measure
+from spiritlevel.presenting import facts as known_facts
+from spiritlevel.presenting import set_facts
 from spiritlevel.problem.losses import BUILT_IN
 from spiritlevel.subjects.checkpoint import load_checkpoint
 from spiritlevel.subjects.data import Dataset, load_data
 from spiritlevel.subjects.factory import import_factory
 from spiritlevel.subjects.networks import build_model
+from spiritlevel.subjects.preprocessing import (
+    Standardization,
+    of_checkpoint,
+    read_numbers,
+    sha256_of,
+    statistics_of,
+)
 
 ModelName = Annotated[
     str,
@@ -43,7 +55,16 @@ Measures = Annotated[
     typer.Option(metavar="A,B,…|all", help="Names, each with options if any: epsilon_sharpness:epsilon=5e-4."),
 ]
 Split = Annotated[str, typer.Option(metavar="train|test", help="Which part of the data to measure on.")]
-Samples = Annotated[int | None, typer.Option(metavar="N", help="Only the first N samples.")]
+Samples = Annotated[int | None, typer.Option(metavar="N", help="Only N samples, chosen at random.")]
+SampleSeed = Annotated[int, typer.Option("--sample-seed", metavar="N", help="Which N samples --samples chooses.")]
+Mean = Annotated[
+    str | None, typer.Option(metavar="A[,B,C]", help="Taken off the inputs, a number a channel, after x / 255.")
+]
+Std = Annotated[str | None, typer.Option(metavar="A[,B,C]", help="What the inputs are divided by then.")]
+Standardize = Annotated[
+    bool, typer.Option("--standardize", help="Mean and deviation of every channel of the training split.")
+]
+Device = Annotated[str | None, typer.Option(metavar="cpu|cuda|mps|…", help="Where to compute; cpu by default.")]
 Tolerance = Annotated[float, typer.Option(metavar="T", help="Relative accuracy of whatever is not exact.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="For everything random.")]
 Dtype = Annotated[
@@ -57,11 +78,16 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Subject:
-    """What the arguments of a command name: a trained network, its data and its loss."""
+    """What the arguments of a command name: a trained network, its data and its loss.
+
+    `facts` says of it what a page repeats; `trained` whether its weights came from a file.
+    """
 
     model: nn.Module
     data: Dataset
     loss: Any
+    facts: Mapping[str, str] = field(default_factory=dict)
+    trained: bool = False
 
     @property
     def pair(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,6 +99,23 @@ class Subject:
         """Model, data and loss, in the order in which the library takes them."""
         return self.model, self.pair, self.loss
 
+    def doubt(self, loss: float) -> str:
+        """What to say of a loss that is worse than chance, which a checkpoint's seldom is; empty where it is not."""
+        chance = math.log(self.data.classes) if self.loss == "cross_entropy" and self.data.classes > 1 else math.inf
+        if (
+            not self.trained or self.data.split != "train" or not loss > 1.1 * chance
+        ):  # what is not trained is at chance
+            return ""
+        return (
+            f"the loss on the training data, {loss:.4g}, is worse than chance (ln {self.data.classes} = {chance:.4g}): was the "
+            f"network trained on inputs preprocessed like these ({self.data.normalisation})? See --mean, --std and --standardize"
+        )
+
+    def warn_of(self, loss: float) -> None:
+        """Say so on standard error."""
+        if self.doubt(loss):
+            print(f"warning: {self.doubt(loss)}", file=sys.stderr)
+
 
 @dataclass(frozen=True)
 class PartOptions:
@@ -80,14 +123,40 @@ class PartOptions:
 
     samples: Samples = None
     split: Split = "train"
+    sample_seed: SampleSeed = 0
 
     def __post_init__(self) -> None:
         if self.split not in ("train", "test"):
             raise SpiritLevelError(f"--split must be train or test, got {self.split!r}")
 
 
-@dataclass(frozen=True)
-class NetworkOptions:
+@dataclass(frozen=True, kw_only=True)
+class PreparationOptions:
+    """What is done to the inputs, and where the work is."""
+
+    mean: Mean = None
+    std: Std = None
+    standardize: Standardize = False
+    device: Device = None
+
+    def __post_init__(self) -> None:
+        if (self.mean is None) != (self.std is None):
+            raise SpiritLevelError("--mean and --std belong together: give both")
+        if self.standardize and self.mean is not None:
+            raise SpiritLevelError("--standardize takes mean and deviation from the data: leave --mean and --std out")
+        read_device(self.device)
+
+    def standardization(self, spec: str, checkpoint: Path | None) -> Standardization | None:
+        """What is done to the inputs: as asked for, or as the checkpoint says."""
+        if self.mean is not None and self.std is not None:
+            return Standardization(read_numbers("--mean", self.mean), read_numbers("--std", self.std))
+        if self.standardize:
+            return statistics_of(load_data(spec, split="train"))
+        return None if checkpoint is None else of_checkpoint(checkpoint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(PreparationOptions):
     """Which network, data and loss."""
 
     model: ModelName
@@ -98,7 +167,7 @@ class NetworkOptions:
     def read(self, part: PartOptions) -> Subject:
         """Load what is named; the data first, because they say how many inputs and classes the network has."""
         loss = read_loss(self.loss)
-        data = load_data(self.data, split="test" if part.split == "test" else "train", samples=part.samples)
+        data, said = self.read_data(part)
         network = build_model(self.model, input_shape=data.input_shape, classes=data.classes)
         if self.checkpoint is not None:
             load_checkpoint(network, self.checkpoint)
@@ -107,7 +176,32 @@ class NetworkOptions:
                 f"{self.model!r} is a built-in network, which starts with random weights; "
                 "pass its trained ones by --checkpoint"
             )
-        return Subject(network, data, loss)
+        facts = {
+            "network": self.model,
+            **({} if self.checkpoint is None else {"checkpoint": _named_file(self.checkpoint)}),
+            "data": f"{self.data}, {data.split} split, {len(data):,} samples"
+            + (f" chosen at random (seed {part.sample_seed})" if part.samples is not None else ""),
+            "preprocessing": said,
+            **known_facts(),
+        }
+        set_facts(facts)
+        return Subject(network.to(read_device(self.device)), data, loss, facts, self.checkpoint is not None)
+
+    def read_data(self, part: PartOptions) -> tuple[Dataset, str]:
+        """The data as the network takes them, and what was done to them."""
+        split: Any = part.split
+        data = load_data(self.data, split=split, samples=part.samples, seed=part.sample_seed)
+        asked = self.standardization(self.data, self.checkpoint)
+        if asked is None:
+            return data, data.normalisation
+        data = asked.applied(data)
+        said = data.normalisation + (f", as said by {asked.said_by}" if asked.said_by else "")
+        print(f"preprocessing: {said}", file=sys.stderr)
+        return data, said
+
+
+def _named_file(path: Path) -> str:
+    return f"{path.name} (sha256 {sha256_of(path)[:16]})"
 
 
 @dataclass(frozen=True)
@@ -156,6 +250,17 @@ def read_dtype(name: str | None) -> torch.dtype | None:
     if name not in DTYPES:
         raise SpiritLevelError(f"--dtype must be float32 or float64, got {name!r}")
     return DTYPES[name]
+
+
+def read_device(name: str | None) -> torch.device:
+    """The device that a name stands for; one that is not there is refused before any work is done."""
+    try:
+        device = torch.device(name or "cpu")
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise SpiritLevelError(f"--device {name} cannot be used here: {said}") from None
+    return device
 
 
 def check_writable(option: str, path: Path | None) -> None:

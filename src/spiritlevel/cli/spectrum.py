@@ -57,6 +57,7 @@ def spectrum(
             **accuracy.arguments,
         )
     if rank == 0:
+        subject.warn_of(found.loss)
         shown = "\n".join([str(found), *(f"• {note}" for note in found.notes)])
         write_result(found, shown, json_file, picture, partial(_draw, found), quiet)
 

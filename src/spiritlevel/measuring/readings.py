@@ -168,7 +168,7 @@ def eigenvalue(
         converged=pair.converged,
         method=f"{method}, products by {evidence.products.method}",
         witness=evidence.products.flat.to_dict(direction),
-        details={"residual": pair.residual, **(details or {})},
+        details={"residual": pair.residual, "eigenvalue": pair.value, **(details or {})},
         notes=_dropped(evidence, operator),
         products=pair.products,
         error_kind="bound",

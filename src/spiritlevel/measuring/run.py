@@ -25,6 +25,7 @@ from spiritlevel.curvature.statistics import GROUPS
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.memory import compute_within_memory
+from spiritlevel.measuring.minimum import doubts
 from spiritlevel.measuring.needs import Needs
 from spiritlevel.measuring.progress import Reporter, expected_passes, reporting
 from spiritlevel.measuring.record import Measure
@@ -212,7 +213,8 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
         max(0, _peak_memory() - memory),
     )
     described = _described(evidence, plan.tolerance, plan.seed)
-    notes = (*_missing_words(missing), *_notes(evidence))
+    slope = described.get("gradient_metric_norm", 0.0)
+    notes = (*_missing_words(missing), *doubts(values, slope), *_notes(evidence))
     return Report(values, loss_value, cost, described, environment(), notes, interrupted=bool(missing))
 
 
@@ -280,7 +282,16 @@ def _described(evidence: Evidence, tolerance: float, seed: int) -> dict[str, Any
         "estimated_layers": {} if anatomy is None else {n: r for n, r in anatomy.bent.items() if n in anatomy.layers},
         "tolerance": tolerance,
         "seed": seed,
+        **_slope(problem),
     }
+
+
+def _slope(problem: Problem) -> dict[str, float]:
+    """The gradient that is left, where a pass has brought it: as it is, and with every block in units of its norm."""
+    if problem.surveyed is None:
+        return {}
+    plain, metric = problem.surveyed.slope
+    return {"gradient_norm": plain, "gradient_metric_norm": metric}
 
 
 def _notes(evidence: Evidence) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ those with an activation so near to its kink that rounding decides on which side
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,7 @@ class Survey:
         seen: Every chunk that differs from the others in what it ran.
         heavy: The samples with the steepest losses.
         near: Those with an activation within rounding of its kink.
+        slope: ‖∇L‖, and ‖D∇L‖ with D the norms of the blocks, which no rescaling of layers changes.
         sizes: ‖s_k‖² of the columns of ∇²ℓ of every sample of this process, the largest first, where the loss has them
             in that order.
     """
@@ -89,6 +91,7 @@ class Survey:
     seen: list[Seen]
     heavy: Heavy
     near: Heavy
+    slope: tuple[float, float]
     sizes: Tensor | None = None
 
 
@@ -97,6 +100,7 @@ def survey(problem: Checked) -> Survey:
     seen: dict[Any, Seen] = {}
     heavy, near = _Kept(problem), _Kept(problem)
     total, sizes = 0.0, list[Tensor | None]()
+    gradient = {name: torch.zeros_like(value) for name, value in problem.parameters.items()}
     with problem.undisturbed():
         for chunk, weight in problem.chunks():
             tracer = _Surveyor(problem, chunk)
@@ -105,14 +109,38 @@ def survey(problem: Checked) -> Survey:
             seen.setdefault((found.path, found.samples, tuple(sorted(found.shapes.items()))), found)
             loss, masses = _weighed(problem, outputs, chunk)
             total += weight * loss
+            _add_gradient(gradient, problem, tracer, outputs, chunk, weight)
             heavy.add(chunk, masses)
             near.add(chunk, masses, tracer.near)
             sizes.append(_column_sizes(problem, outputs, chunk) if None not in sizes else None)
     problem.work.add(passes=1)
     shared = [each for found in problem.ranks.gather(list(seen.values())) for each in found]
+    problem.ranks.sum_(list(gradient.values()))
     known = [each for each in sizes if each is not None]
     together = torch.cat(known) if len(known) == len(sizes) else None
-    return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered(), together)
+    slope = _norms(gradient, problem.parameters)
+    return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered(), slope, together)
+
+
+def _add_gradient(
+    gradient: dict[str, Tensor], problem: Checked, tracer: Tracer, outputs: Any, chunk: Batch, weight: float
+) -> None:
+    """The gradient of a chunk, backwards through the pass that was traced."""
+    with torch.enable_grad():
+        value = outputs if problem.whole else problem.loss_function.mean(outputs, chunk.targets)
+        if not value.requires_grad:
+            return
+        leaves = tracer.parameters
+        parts = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    for name, part in zip(leaves, parts, strict=True):
+        if part is not None:
+            gradient[name].add_(part.detach(), alpha=weight)
+
+
+def _norms(gradient: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> tuple[float, float]:
+    sizes = {name: float(part.double().norm()) for name, part in gradient.items()}
+    own = {name: float(part.double().norm()) for name, part in parameters.items()}
+    return math.hypot(*sizes.values()), math.hypot(*(own[name] * size for name, size in sizes.items()))
 
 
 def seen_on(problem: Checked, batch: Batch) -> Seen:

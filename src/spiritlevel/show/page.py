@@ -20,6 +20,7 @@ from spiritlevel.measuring.record import Records, invariances, record_of
 from spiritlevel.measuring.registry import known_records
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.value import Value, visible_error
+from spiritlevel.presenting import facts as known_facts
 from spiritlevel.show.answer import answer
 from spiritlevel.show.citations import Citation, citations
 from spiritlevel.show.drawing import Drawing, palette
@@ -77,6 +78,7 @@ def report_page(
         sections=[part for part in parts if part is not None],
         summary=_summary(reports, known),
         citations=_papers(reports, known),
+        facts=_facts(reports),
     )
 
 
@@ -102,11 +104,16 @@ def render_page(
     sections: Sequence[Section],
     summary: Summary | None = None,
     citations: Sequence[Citation] = (),
+    facts: Mapping[str, str] | None = None,
 ) -> str:
-    """Any page of the library: a title, the answer in sentences, a summary of measures if there is one, sections."""
+    """Any page of the library: a title, the answer in sentences, a summary of measures if there is one, sections.
+
+    facts: What was measured; what the command said where None.
+    """
     document: Any = _template().module.document
+    told = {name: plain_text(fact) for name, fact in (known_facts() if facts is None else facts).items()}
     prepared = _laid_out([_prepared(section) for section in sections])
-    return _compact(document(plain_text(title), list(answer), summary, prepared, list(citations), __version__))
+    return _compact(document(plain_text(title), list(answer), summary, prepared, list(citations), __version__, told))
 
 
 def _laid_out(sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -199,6 +206,30 @@ def _quantity(value: Value) -> Quantity:
     sort = repr(value.value).replace("inf", "Infinity")
     sure = certainty(value) if value.available else "–"
     return Quantity(number, error, value.available, value.converged, sure, plain_text(value.method), sort)
+
+
+def _facts(reports: Mapping[str, Report]) -> dict[str, str]:
+    """What was measured: what the command said or the file keeps, and what every report knows of its problem."""
+    first = next(iter(reports.values()))
+    found = dict(first.problem.get("source") or known_facts())
+    for name, key in (
+        ("loss", "loss_function"),
+        ("parameters", "parameters"),
+        ("precision", "dtype"),
+        ("device", "device"),
+    ):
+        known = dict.fromkeys(_counted(report.problem[key]) for report in reports.values() if key in report.problem)
+        if known:
+            found[name] = ", ".join(known)
+    if "data" not in found and isinstance(first.problem.get("samples"), int):
+        found["samples"] = f"{first.problem['samples']:,}"
+    if first.environment:
+        found["measured with"] = ", ".join(f"{name} {version}" for name, version in first.environment.items())
+    return found
+
+
+def _counted(entry: Any) -> str:
+    return f"{entry:,}" if isinstance(entry, int) else str(entry)
 
 
 def _papers(reports: Mapping[str, Report], records: Records) -> list[Citation]:

@@ -79,6 +79,11 @@ def measures_table(records: Records | Iterable[MeasureRecord] | None = None) -> 
 def headline(report: Report) -> str:
     """What was measured, in a line: loss, samples, how many measures, how long."""
     parts = [f"loss {significant(report.loss, 4)}"]
+    slope = report.problem.get("gradient_metric_norm")
+    if isinstance(slope, float):
+        parts.append(
+            f"gradient {significant(report.problem['gradient_norm'], 3)}, in units of the weights {significant(slope, 3)}"
+        )
     samples = report.problem.get("samples")
     if isinstance(samples, int):
         parts.append(f"{samples:,} samples")

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from spiritlevel.errors import suggest
 from spiritlevel.measuring.registry import read_measure
@@ -40,6 +48,25 @@ class DataSection(Section):
     label_noise: Fraction = 0.0
     train_samples: Count | None = None
     test_samples: Count | None = None
+    # What is done to the inputs, a number a channel or one for all; `standardize` takes both from the training split.
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    standardize: bool = False
+
+    @model_validator(mode="after")
+    def _one_preprocessing(self) -> DataSection:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("`mean` and `std` belong together: give both")
+        if self.standardize and self.mean is not None:
+            raise ValueError("`standardize` takes mean and deviation from the data: leave `mean` and `std` out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_asked(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Preprocessing that is not asked for is not part of a cell's settings, so that cells of earlier versions are found."""
+        settings: dict[str, Any] = serialize(self)
+        unasked = {"mean": None, "std": None, "standardize": False}
+        return {key: entry for key, entry in settings.items() if key not in unasked or entry != unasked[key]}
 
     @property
     def spec(self) -> str:

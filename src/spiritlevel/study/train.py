@@ -19,6 +19,7 @@ from spiritlevel.study.settings import CellConfig, DataSection, TrainingSection
 from spiritlevel.subjects.data import SOURCES, Dataset, load_data
 from spiritlevel.subjects.networks import build_model
 from spiritlevel.subjects.networks.dense import FullyConnected
+from spiritlevel.subjects.preprocessing import Standardization, statistics_of
 
 # Samples in one forward pass where nothing is learned: large enough for speed, small enough for any network.
 CHUNK = 1000
@@ -84,7 +85,14 @@ def load_samples(section: DataSection) -> Samples:
     test = load_data(section.spec, split="test", samples=section.test_samples)
     if train.y.is_floating_point():
         raise SpiritLevelError(f"studies train classifiers: {section.spec} has real targets where labels are needed")
-    return Samples(train, test)
+    asked = _preprocessing(section, train)
+    return Samples(train, test) if asked is None else Samples(asked.applied(train), asked.applied(test))
+
+
+def _preprocessing(section: DataSection, train: Dataset) -> Standardization | None:
+    if section.mean is not None and section.std is not None:
+        return Standardization(section.mean, section.std)
+    return statistics_of(train) if section.standardize else None
 
 
 def seed_for(seed: int, purpose: str) -> int:

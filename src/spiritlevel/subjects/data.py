@@ -67,8 +67,8 @@ class _Source(NamedTuple):
     holds: str
 
 
-def load_data(spec: str, *, split: Split = "train", samples: int | None = None) -> Dataset:
-    """The data set that `spec` names (see `list_data`), or the first `samples` of it.
+def load_data(spec: str, *, split: Split = "train", samples: int | None = None, seed: int | None = None) -> Dataset:
+    """The data set that `spec` names (see `list_data`), or the first `samples` of it; with a seed, as many chosen at random.
 
     Bytes become float32 in [0, 1], other real numbers float32; whole numbers wider than a byte (tokens) stay as they
     are.
@@ -86,8 +86,9 @@ def load_data(spec: str, *, split: Split = "train", samples: int | None = None) 
         raise SpiritLevelError(f"{spec} has no samples in its {split} split; at least one is needed")
     y, classes = _targets(raw, spec)
     count = _checked_count(samples, len(raw.x), spec)
-    x, said = _scaled(raw.x[:count], raw.scale, spec)
-    y = y[:count].clone()
+    chosen = slice(count) if seed is None or samples is None else _random_rows(len(raw.x), count, seed)
+    x, said = _scaled(raw.x[chosen], raw.scale, spec)
+    y = y[chosen].clone()
     return Dataset(spec, split, x, y, classes, said, fingerprint(x, y))
 
 
@@ -126,6 +127,12 @@ def _load_raw(spec: str, split: Split) -> Raw:
     if _FACTORY.fullmatch(spec):
         return _load_factory(spec, split)
     raise SpiritLevelError(f"unknown data set {spec!r}{suggest(name, SOURCES)}; known: {', '.join(list_data())}")
+
+
+def _random_rows(available: int, count: int, seed: int) -> Tensor:
+    """So many row numbers, in the order of the data."""
+    order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
+    return order[:count].sort().values
 
 
 def _checked_count(samples: int | None, available: int, spec: str) -> int:
