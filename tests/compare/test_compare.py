@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import spiritlevel as sl
 from refusals import refused
 from spiritlevel.compare.compare import Comparison, compare, probability_below
-from spiritlevel.compare.show import _percent
+from spiritlevel.compare.show import _percent, value_error
 from spiritlevel.guarantees.parts import sampling_error
 from spiritlevel.measuring.value import ErrorKind, Value
+from spiritlevel.show.numbers import significant, value_and_error
 
 MEASURES = ["kappa_trace_sum", "kappa_sum", "rho_sum", "normalized_sharpness", "hessian_trace", "hessian_spectral_norm"]
 
@@ -142,13 +143,17 @@ def test_it_says_what_is_decided_who_disagrees_and_that_losses_differ(data) -> N
     larger[2].weight.data *= 40.0
     model = sl.rescale_layers(networks(2)["net 1"], {"0.weight": 0.001, "2.weight": 1000.0}, data[0][:2])
     found = compare({"small": model, "large": larger}, data, measures=["kappa_trace_sum", "rho_sum", "hessian_trace"])
-    decided, losses, opposite = found.statements()
-    assert decided == "“small” is flatter than “large” by all 2 invariant measures."
+    losses, decided, opposite = found.statements()
+    assert decided == "“small” has smaller values than “large” by all 2 invariant measures."
     assert opposite == (
         "The opposite order comes out by measures that a rescaling of the weights can move at will: hessian_trace "
         "(“small”, “large”)."
     )
-    assert losses.startswith("The losses differ: ")
+    assert losses.startswith("Not comparable: the losses differ (")
+    given = {name: replace(r, problem={**r.problem, "at_loss": 0.1}) for name, r in found.reports.items()}
+    assert (
+        replace(found, reports=given).statements()[0] == "“small” is flatter than “large” by all 2 invariant measures."
+    )
 
 
 def test_that_losses_differ_stands_beside_the_verdict_on_the_page_and_in_the_terminal(data, tmp_path) -> None:
@@ -156,12 +161,20 @@ def test_that_losses_differ_stands_beside_the_verdict_on_the_page_and_in_the_ter
     larger[2].weight.data *= 40.0
     found = compare({"small": networks(2)["net 1"], "large": larger}, data, measures=["kappa_trace_sum", "rho_sum"])
     printed = str(found)
-    assert printed.index("is flatter than") < printed.index("The losses differ") < printed.index("kappa_trace_sum")
+    assert printed.index("Not comparable") < printed.index("has smaller values") < printed.index("kappa_trace_sum")
+    small = found.reports["small"]
+    assert f"loss: small {significant(small.loss, 4)}" in printed
+    value = small["kappa_trace_sum"].value
+    parts = torch.tensor(found.parts["small"]["kappa_trace_sum"], dtype=torch.float64)
+    error = value_error(found, "kappa_trace_sum", "small")
+    assert error == pytest.approx(float(parts.std() / len(parts) ** 0.5), rel=1e-3)
+    number, shown = value_and_error(value, error, digits=4)
+    assert f"small {number} ± {shown}" in " ".join(printed.split())
+    assert "is flatter" not in printed
     found.to_html(tmp_path / "c.html")
     page = (tmp_path / "c.html").read_text()
-    verdict, losses = page.index("is flatter than"), page.index("The losses differ")
-    assert page.rindex('<p class="sl-answer">', 0, verdict) < verdict < losses < page.index("<table")
-    assert losses - verdict < 200  # characters of markup: the next paragraph
+    losses, verdict = page.index("Not comparable: the losses"), page.index("has smaller values than")
+    assert page.rindex('<p class="sl-answer">', 0, verdict) < losses < verdict < page.index("<table")
 
 
 def test_plain_measures_alone_say_nothing(data) -> None:
@@ -335,7 +348,12 @@ def test_it_prints_saves_and_makes_a_page(three: Comparison, tmp_path) -> None:
     three.to_html(tmp_path / "c.html")
     page = (tmp_path / "c.html").read_text()
     assert "Who is flatter, and how sure that is" in page
-    assert "Kendall" in page
+    assert "Kendall" not in page  # three networks are three pairs
+    four = compare(
+        networks(4), (torch.randn(12, 3), torch.arange(12) % 3), measures=["kappa_trace_sum"], sampling=False
+    )
+    four.to_html(tmp_path / "four.html")
+    assert "Kendall" in (tmp_path / "four.html").read_text()
     with refused("not a saved comparison: its format is None, needed is 'spiritlevel-comparison-1'", ValueError):
         Comparison.from_dict({})
 

@@ -71,7 +71,7 @@ def test_reports_and_values_are_frozen(report):
 def test_a_saved_report_loads_back_as_it_was(report, infinite, tmp_path):
     for number, each in enumerate((report, infinite)):
         path = tmp_path / f"{number}.json"
-        each.save(path)
+        each.save(path, witnesses=True)
         assert_same_report(each, sl.Report.load(path))
         assert_same_report(each, sl.Report.from_dict(each.to_dict()))
 
@@ -158,7 +158,9 @@ def test_witnesses_can_be_left_out_of_a_file(infinite, tmp_path):
     assert bare["epsilon_sharpness"].witness is None
     assert bare["epsilon_sharpness"].value == infinite["epsilon_sharpness"].value
     for name, each in (("whole", infinite), ("bare", bare)):
-        each.save(tmp_path / name)
+        each.save(tmp_path / name, witnesses=True)
+    infinite.save(tmp_path / "by default")
+    assert (tmp_path / "by default").read_text() == (tmp_path / "bare").read_text()
     assert (tmp_path / "bare").stat().st_size < (tmp_path / "whole").stat().st_size
 
 

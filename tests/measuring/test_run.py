@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import cases
 import spiritlevel as sl
@@ -72,7 +74,7 @@ def test_unknown_measures_and_options():
         sl.measure(model, data, measures=[sl.get_measure("riemannian_spectral_norm", method="qr")])
 
 
-@pytest.mark.parametrize("tolerance", [-1e-3, 0, 1, 2.5, float("nan"), float("inf"), "1e-3", None])
+@pytest.mark.parametrize("tolerance", [-1e-3, 0, 1, 2.5, float("nan"), float("inf"), "1e-3"])
 def test_tolerances_that_mean_nothing(tolerance):
     model, data = make()
     with refused(f"tolerance must be a number between 0 and 1, got {tolerance!r}"):
@@ -194,3 +196,60 @@ def test_the_search_for_a_maximum_is_bounded():
     model, data = make()
     for name in ("epsilon_sharpness", "riemannian_sharpness", "keskar_sharpness"):
         assert sl.measure(model, data, measures=[name], tolerance=1e-3).cost.gradients <= 120
+
+
+def test_estimates_have_a_tolerance_of_their_own():
+    model, data = smooth(), (torch.randn(20, 6), torch.arange(20) % 3)
+    report = sl.measure(model, data, measures=["hessian_trace", "hessian_spectral_norm"])
+    trace, norm = report["hessian_trace"], report["hessian_spectral_norm"]
+    assert trace.error_kind == "standard error"
+    assert trace.converged
+    assert 1e-3 * abs(trace.value) < trace.error <= 5e-2 * abs(trace.value)
+    assert norm.error <= 1e-3 * norm.value
+    assert not sl.measure(model, data, measures=["hessian_trace"], tolerance=1e-3)["hessian_trace"].converged
+
+
+def smooth():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
+
+
+def test_a_budget_buys_accuracy():
+    model, data = smooth(), (torch.randn(20, 6), torch.arange(20) % 3)
+    little = sl.measure(model, data, measures=["hessian_trace"], budget=1e-6)["hessian_trace"]
+    report = sl.measure(model, data, measures=["hessian_trace"], budget=8.0)
+    assert report["hessian_trace"].error < little.error
+    assert "accuracy bought with" in report.notes[-1]
+    assert report.cost.seconds < 30
+    with refused("budget and tolerance exclude each other: a budget buys as much accuracy as it can"):
+        sl.measure(model, data, budget=1.0, tolerance=1e-2)
+    with refused("budget must be a positive number of seconds, got 0"):
+        sl.measure(model, data, budget=0)
+
+
+def test_a_tiny_model_is_formed_whole():
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
+    found = sl.measure(model, (torch.randn(8, 2), torch.arange(8) % 2), measures=["hessian_trace", "kappa_trace_sum"])
+    assert all(value.exact for value in found.values.values())
+
+
+def test_the_slope_that_is_left_and_what_is_no_minimum():
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 2).double(), torch.randn(30, 1).double()
+    model = nn.Linear(2, 1, bias=False).double()
+    names = ["riemannian_spectral_norm", "hessian_trace"]
+    report = sl.measure(model, (x, y), "mse", measures=names)
+    _, gradient = sl.Problem(model, "mse", (x, y)).gradient()
+    wanted = float(gradient["weight"].norm())
+    assert report.problem["gradient_norm"] == pytest.approx(wanted, rel=1e-12)
+    assert report.problem["gradient_metric_norm"] == pytest.approx(
+        wanted * float(model.weight.detach().norm()), rel=1e-12
+    )
+    assert report.notes[0].startswith("not a minimum: the gradient is large")
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    at_minimum = sl.measure(model, (x, y), "mse", measures=names)
+    assert at_minimum.problem["gradient_norm"] < 1e-12
+    assert not at_minimum.notes
+    downhill = sl.measure(model, (x, y), lambda outputs, targets: -F.mse_loss(outputs, targets), measures=names)
+    assert any(note.startswith("not a minimum: the trace of the Hessian is negative") for note in downhill.notes)

@@ -8,12 +8,16 @@ from typing import Annotated
 import typer
 
 from spiritlevel.cli.options import (
-    AccuracyOptions,
+    Budget,
+    Dtype,
     Measures,
     NetworkOptions,
+    OwnTolerance,
     PartOptions,
+    Seed,
     Split,
     Subject,
+    read_dtype,
     read_measures,
 )
 from spiritlevel.cli.output import OutputOptions
@@ -34,7 +38,10 @@ def measure(
     *,
     network: NetworkOptions,
     measures: Measures = None,
-    accuracy: AccuracyOptions,
+    tolerance: OwnTolerance = None,
+    budget: Budget = None,
+    seed: Seed = 0,
+    dtype: Dtype = None,
     samples: RandomSamples = None,
     split: Split = "train",
     output: OutputOptions,
@@ -44,7 +51,7 @@ def measure(
     Prints every value with its error, how sure it is and which rescalings of the weights it survives. Ctrl-C prints what
     is finished. Started by torchrun, the processes share the data.
     """
-    chosen = read_measures(measures)
+    chosen, precision = read_measures(measures), read_dtype(dtype)
     subject = network.read(PartOptions(split=split))
     with launched() as rank:
         report = run.measure(
@@ -52,7 +59,10 @@ def measure(
             measures=chosen,
             samples=samples,
             progress=rank == 0 and not output.quiet,
-            **accuracy.arguments,
+            tolerance=tolerance,
+            budget=budget,
+            seed=seed,
+            dtype=precision,
         )
     if rank == 0:
         subject.warn_of(report.loss)

@@ -66,6 +66,17 @@ Standardize = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(metavar="cpu|cuda|mps|…", help="Where to compute; cpu by default.")]
 Tolerance = Annotated[float, typer.Option(metavar="T", help="Relative accuracy of whatever is not exact.")]
+OwnTolerance = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance",
+        metavar="T",
+        help="Relative accuracy of whatever is not exact; 1e-3, and 5e-2 of estimates, by default.",
+    ),
+]
+Budget = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="As accurate as so many seconds allow, instead of --tolerance.")
+]
 Seed = Annotated[int, typer.Option(metavar="N", help="For everything random.")]
 Dtype = Annotated[
     str | None,

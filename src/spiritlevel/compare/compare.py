@@ -85,6 +85,13 @@ class Comparison:
         sign = -1 if name in LARGER_IS_FLATTER else 1
         return sorted(self.names, key=lambda model: sign * self.reports[model][name].value)
 
+    @property
+    def comparable(self) -> bool:
+        """Whether no network's loss is more than twice another's, or all were measured at the same loss (`at_loss`)."""
+        if all(report.problem.get("at_loss") is not None for report in self.reports.values()):
+            return True
+        return not losses_differ({name: report.loss for name, report in self.reports.items()})
+
     def undecidable(self, name: str) -> bool:
         """Whether the values are lower bounds found by ascent, which cannot say whose maximum is larger."""
         return any(report[name].lower_bound for report in self.reports.values())
@@ -274,7 +281,7 @@ def statements(comparison: Comparison) -> list[str]:
     deciding = [name for name in comparison.measures if not comparison.undecidable(name)]
     trusted = [name for name in deciding if invariant(comparison, name)]
     plain = [name for name in deciding if name not in trusted]
-    said = []
+    said = [] if comparison.comparable else [_not_comparable_words(comparison)]
     if not trusted:
         said.append(
             "No measure here survives a rescaling of the weights, so nothing below says which minimum is flatter."
@@ -287,13 +294,19 @@ def statements(comparison: Comparison) -> list[str]:
         said += [_pair_words(comparison, a, b, judges, kind) for a, b in pairs]
     elif judges:
         said.append(_summary_words(comparison, pairs, judges, kind))
-    said += [
-        *losses_differ({name: each.loss for name, each in comparison.reports.items()}),
-        *_sampling_words(comparison),
-    ]
+    said += _sampling_words(comparison)
     if trusted and plain:
         said += _plain_words(comparison, pairs, trusted, plain)
     return said + _lower_bound_words(comparison)
+
+
+def _not_comparable_words(comparison: Comparison) -> str:
+    """The headline where networks sit at different losses."""
+    losses = ", ".join(f"{each.loss:.3g} for “{name}”" for name, each in comparison.reports.items())
+    return (
+        f"Not comparable: the losses differ ({losses}), and curvature often shrinks with the loss. Compare networks trained to the "
+        "same loss, or measurements taken at the same loss; below is only whose values are smaller."
+    )
 
 
 def _sampling_words(comparison: Comparison) -> list[str]:
@@ -323,10 +336,13 @@ def _pair_words(comparison: Comparison, a: str, b: str, judges: Sequence[str], k
         count = len(wins[1] or wins[-1])
         share = f"all {count}" if not open_ else f"{count} of {len(judges)}"
         rest = f"; not decided: {', '.join(open_)}" if open_ else ""
+        if not comparison.comparable:
+            return f"“{flatter}” has smaller values than “{other}” by {share} {kind} measures{rest}."
         return f"“{flatter}” is flatter than “{other}” by {share} {kind} measures{rest}."
     rest = f", {len(open_)} do not decide" if open_ else ""
+    which = "Flatter" if comparison.comparable else "Smaller"
     return (
-        f"“{a}” and “{b}”: the measures disagree. Flatter is “{a}” by {', '.join(wins[1])}; “{b}” by "
+        f"“{a}” and “{b}”: the measures disagree. {which} is “{a}” by {', '.join(wins[1])}; “{b}” by "
         f"{', '.join(wins[-1])}{rest}."
     )
 
@@ -337,9 +353,10 @@ def _summary_words(comparison: Comparison, pairs: Sequence[tuple[str, str]], jud
     opposed = sum({1, -1} <= outcome for outcome in outcomes)
     firsts = [comparison.ranking(name)[0] for name in judges]
     flattest = max(dict.fromkeys(firsts), key=firsts.count)
+    which = "Flattest" if comparison.comparable else "Smallest"
     return (
         f"Of {len(pairs)} pairs of networks {agreed} are decided alike by all {len(judges)} {kind} measures, on {opposed} "
-        f"the measures disagree, and {len(pairs) - agreed - opposed} are not decided by all of them. Flattest by "
+        f"the measures disagree, and {len(pairs) - agreed - opposed} are not decided by all of them. {which} by "
         f"{firsts.count(flattest)} of {len(judges)} is “{flattest}”."
     )
 

@@ -9,14 +9,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from spiritlevel.compare.compare import Comparison, invariant
+from spiritlevel.measuring.value import visible_error
 from spiritlevel.presenting import register
-from spiritlevel.show.numbers import Cell, Numbers, plain_text
+from spiritlevel.show.numbers import Cell, Numbers, plain_text, significant, value_and_error
 from spiritlevel.show.page import report_page
 from spiritlevel.show.sections import Section
 from spiritlevel.show.tables import render, simple_table
 
 _MATRIX = 8  # measures whose agreement a terminal can show
-_RANKING = "flattest first (with the probability of coming after the one before)"
+_FEWEST = 4  # networks from which on agreement over their pairs says something
+_RANKING = "flattest first: value ± error (probability of coming after the one before)"
 
 
 def ranking_table(comparison: Comparison) -> RenderableType:
@@ -31,7 +33,7 @@ def ranking_table(comparison: Comparison) -> RenderableType:
     lines: list[RenderableType] = [Text(f"• {line}") for line in map(plain_text, comparison.statements())]
     dim = ["dimmed: measures that a rescaling of the weights can move at will", _probability_words(comparison)]
     notes = [Text(line, style="dim") for line in dim]
-    return Group(*lines, Text(""), table, *notes, Text(""), *_agreement_lines(comparison))
+    return Group(*lines, Text(losses_line(comparison)), Text(""), table, *notes, *_agreement_lines(comparison))
 
 
 def _probability_words(comparison: Comparison) -> str:
@@ -47,6 +49,8 @@ def _probability_words(comparison: Comparison) -> str:
 
 def _agreement_lines(comparison: Comparison) -> list[RenderableType]:
     """Kendall's τ as a matrix where it fits, its extremes where not."""
+    if len(comparison.names) < _FEWEST:
+        return []
     tau = comparison.agreement()
     if len(tau) <= _MATRIX:
         table = simple_table()
@@ -71,10 +75,32 @@ def _ranking_text(comparison: Comparison, name: str) -> str:
     order = comparison.ranking(name)
     if comparison.undecidable(name):
         return f"undecided (lower bounds): {', '.join(map(plain_text, order))}"
-    text = plain_text(order[0])
+    text = _with_value(comparison, name, order[0])
     for before, after in pairwise(order):
-        text += f", {plain_text(after)} ({_percent(comparison.probability(name, before, after))})"
+        text += f", {_with_value(comparison, name, after)} ({_percent(comparison.probability(name, before, after))})"
     return text
+
+
+def _with_value(comparison: Comparison, name: str, model: str) -> str:
+    value = comparison.reports[model][name]
+    number, error = value_and_error(value.value, value_error(comparison, name, model), digits=4)
+    return f"{plain_text(model)} {number}" + (f" ± {error}" if error else "")
+
+
+def value_error(comparison: Comparison, name: str, model: str) -> float:
+    """The error of a value with that of a finite sample, where parts of the data tell it."""
+    own = visible_error(comparison.reports[model][name])
+    parts = [part for part in comparison.parts.get(model, {}).get(name, ()) if math.isfinite(part)]
+    if len(parts) < 2:
+        return own
+    mean = sum(parts) / len(parts)
+    spread = sum((part - mean) ** 2 for part in parts) / (len(parts) - 1)
+    return math.hypot(own, math.sqrt(spread / len(parts)))
+
+
+def losses_line(comparison: Comparison) -> str:
+    """Every network's loss."""
+    return "loss: " + ", ".join(f"{plain_text(n)} {significant(r.loss, 4)}" for n, r in comparison.reports.items())
 
 
 def _percent(probability: float) -> str:
@@ -100,17 +126,22 @@ def comparison_page(comparison: Comparison) -> str:
         (name, *(comparison.probability(name, a, b) for a, b in pairs)) for name in comparison.measures
     )
     ranks: tuple[tuple[Cell, ...], ...] = tuple((n, _ranking_text(comparison, n)) for n in comparison.measures)
+    agreement = (
+        (("Kendall's τ between measures, undecided pairs as ties", agreement_numbers(comparison)),)
+        if len(comparison.names) >= _FEWEST
+        else ()
+    )
     section = Section(
         "ranking",
         "Who is flatter, and how sure that is",
-        (_probability_words(comparison).capitalize() + ".",),
+        (_probability_words(comparison).capitalize() + ".", losses_line(comparison).capitalize() + "."),
         (),
         ((_RANKING.capitalize(), Numbers(("measure", "ranking"), ranks)),
          ("Probability that the first is flatter than the second", Numbers(columns, rows)),
-         ("Kendall's τ between measures, undecided pairs as ties", agreement_numbers(comparison))),
+         *agreement),
     )  # fmt: skip
     names = ", ".join(map(plain_text, comparison.names))
-    title = f"Which minimum is flatter: {names}"
+    title = f"{'Which minimum is flatter' if comparison.comparable else 'Not comparable'}: {names}"
     return report_page(comparison.reports, title=title, audit=section, said=[*map(plain_text, comparison.statements())])
 
 

@@ -139,7 +139,9 @@ def probe(
     open_kinds = [(kind, name) for kind, name in open_kinds if kind == DIAGONAL or name in layers]
     open_kinds += [(kind, name) for kind in metrics if kind in wanted for name in bent if name in metrics[kind]]
     every = list(open_kinds)
-    left = dict.fromkeys(open_kinds, GROUPS)  # the first round is drawn in any case
+    size = sum(products.problem.parameters[name].numel() for name in dict.fromkeys(name for _, name in open_kinds))
+    # The first round is drawn in any case, and all of them where the whole Hessian takes no more products: it is exact.
+    left = dict.fromkeys(open_kinds, most_probes if size <= most_probes else GROUPS)
     rounds = 0
     while open_kinds and rounds * GROUPS < most_probes:
         formed = blocks_worth_forming(products, open_kinds, left)

@@ -161,9 +161,11 @@ class Evidence:
         tolerance: float,
         seed: int,
         most_probes: int,
+        probe_tolerance: float | None = None,
         starts: Starts | None = None,
     ) -> None:
         self.problem, self.needs, self.tolerance = problem, needs, tolerance
+        self.probe_tolerance = tolerance if probe_tolerance is None else probe_tolerance
         self.starts = Starts() if starts is None else starts
         self._seed, self.most_probes = int(seed), most_probes  # an integer of NumPy would overflow below
         self.gathered = Gathered()
@@ -362,7 +364,7 @@ class Evidence:
             names,
             kinds,
             known,
-            tolerance=self.tolerance,
+            tolerance=self.probe_tolerance,
             most_probes=self.most_probes,
             generator=self.generator("probes"),
             metrics=self.metrics,

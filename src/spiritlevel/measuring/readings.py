@@ -70,7 +70,7 @@ def from_statistics(
             value=found.value,
             error=found.error + torch.finfo(evidence.problem.dtype).tiny,  # less cannot be told from zero
             exact=exact,
-            converged=found.error <= evidence.tolerance * abs(found.value),
+            converged=found.error <= (evidence.probe_tolerance if noisy else evidence.tolerance) * abs(found.value),
             method=_method(evidence, not noisy),
             layers=found.layers,
             layer_errors=found.layer_errors,

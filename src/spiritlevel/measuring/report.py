@@ -27,6 +27,8 @@ class Report:
     >>> report = Report({"hessian_trace": Value("hessian_trace", 2.0, 0.0, True, True, "exact sweep")}, 0.5, Cost(), {}, {})
     >>> float(report["hessian_trace"]), list(report), report.interrupted
     (2.0, ['hessian_trace'], False)
+    >>> report
+    <Report: loss 0.5; hessian_trace=2>
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report.save(f"{folder}/report.json")
     ...     report.to_html(f"{folder}/report.html")
@@ -91,12 +93,12 @@ class Report:
             interrupted=parts["interrupted"] if "interrupted" in parts else earlier_files.interrupted(parts),
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, witnesses: bool = False) -> None:
         """Write JSON; a file that exists at `path` afterwards is whole.
 
-        Witnesses are written too: `report.without_witnesses().save(path)` makes a small file of a large model.
+        witnesses: Write the maximisers too, each of which is as large as the model.
         """
-        FORMAT.save(path, self.to_dict())
+        FORMAT.save(path, (self if witnesses else self.without_witnesses()).to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
@@ -111,6 +113,13 @@ class Report:
         audited = None if audit is None else show(audit, "section")
         spread = None if spectrum is None else show(spectrum, "section")
         write_whole(path, show(self, "page", audit=audited, spectrum=spread))
+
+    def __repr__(self) -> str:
+        samples = self.problem.get("samples")
+        counted = f", {samples:,} samples" if isinstance(samples, int) else ""
+        shown = [f"{name}={value}" for name, value in list(self.values.items())[:3]]
+        more = [f"… {len(self) - 3} more"] if len(self) > 3 else []
+        return f"<Report: loss {self.loss:.4g}{counted}; {', '.join([*shown, *more])}>"
 
     def __str__(self) -> str:
         return str(show(self, "text"))

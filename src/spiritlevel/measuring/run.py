@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from spiritlevel._version import __version__
 from spiritlevel.curvature.statistics import GROUPS
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.measuring.budget import within_budget
 from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.memory import compute_within_memory
 from spiritlevel.measuring.minimum import doubts
@@ -49,13 +50,18 @@ SMALL = 10_000_000
 resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
 
 
+# What is asked for by default: of eigenvalues and maxima, and of what random probes estimate.
+TOLERANCE, PROBE_TOLERANCE = 1e-3, 5e-2
+
+
 def measure(
     model: nn.Module,
     data: Any,
     loss: str | Callable[..., Any] | Loss = "cross_entropy",
     *,
     measures: str | Iterable[str | Measure] | None = None,
-    tolerance: float = 1e-3,
+    tolerance: float | None = None,
+    budget: float | None = None,
     seed: int = 0,
     progress: bool | Callable[[str, float], None] = False,
     parameters: list[str] | None = None,
@@ -76,7 +82,9 @@ def measure(
         loss: "cross_entropy", "mse", "normalized_cross_entropy", a callable `(outputs, targets) -> mean`, or
             `(model, batch) -> (mean, count)`.
         measures: Names or configured measures; the default set where None, "all" for every one.
-        tolerance: Relative accuracy asked of anything that is not exact.
+        tolerance: Relative accuracy asked of anything that is not exact; by default 1e-3 of eigenvalues and maxima, and 5e-2
+            of what is estimated from random probes, each digit of which costs a hundred times the one before.
+        budget: Seconds to spend, instead of a tolerance: it is tightened as long as that fits.
         seed: For everything random; no global random state is touched.
         progress: True for a progress bar on standard error, or a function of (what, passes so far).
         parameters: Names or patterns of the parameters to measure; all trainable ones by default.
@@ -94,10 +102,19 @@ def measure(
     >>> print(measure(model, (x, y), "mse", measures=["hessian_trace"])["hessian_trace"])  # H = 2·(1/2)·I
     2
     """
+    if budget is not None:
+        return _in_time(
+            functools.partial(
+                measure, model, data, loss, measures=measures, seed=seed, progress=progress, parameters=parameters,
+                dtype=dtype, fix_data=fix_data, samples=samples, distributed=distributed,
+            ),
+            budget, tolerance, most_probes,
+        )  # fmt: skip
     plan = _Plan(
         resolve_measures(measures),
         resolve_loss(loss),
-        check_tolerance(tolerance),
+        TOLERANCE if tolerance is None else check_tolerance(tolerance),
+        PROBE_TOLERANCE if tolerance is None else tolerance,
         check_whole_number("seed", seed),
         check_whole_number("most_probes", most_probes, at_least=GROUPS),
         distributed,
@@ -110,6 +127,17 @@ def measure(
         return _on_a_subset(model, data, samples, parameters, dtype, plan, reporter)
 
 
+def _in_time(measured: Callable[..., Report], budget: Any, tolerance: float | None, most_probes: int) -> Report:
+    """The most accurate report that fits into so many seconds."""
+    if tolerance is not None:
+        raise SpiritLevelError("budget and tolerance exclude each other: a budget buys as much accuracy as it can")
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
+        raise SpiritLevelError(f"budget must be a positive number of seconds, got {budget!r}")
+    return within_budget(
+        lambda asked, probes: measured(tolerance=asked, most_probes=max(probes, most_probes)), float(budget)
+    )
+
+
 @dataclass(frozen=True)
 class _Plan:
     """What is asked of a problem."""
@@ -117,6 +145,7 @@ class _Plan:
     measures: list[Measure]
     loss: Loss
     tolerance: float
+    probe_tolerance: float
     seed: int
     most_probes: int
     distributed: bool
@@ -178,7 +207,13 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
     started, memory = time.perf_counter(), _peak_memory()
     needs = functools.reduce(operator.or_, (each.needs(each) for each in plan.measures), Needs())
     evidence = Evidence(
-        problem, needs, tolerance=plan.tolerance, seed=plan.seed, most_probes=plan.most_probes, starts=plan.starts
+        problem,
+        needs,
+        tolerance=plan.tolerance,
+        seed=plan.seed,
+        most_probes=plan.most_probes,
+        probe_tolerance=plan.probe_tolerance,
+        starts=plan.starts,
     )
     reporter.expect(functools.partial(expected_passes, evidence))
     problem.work.on_change.append(reporter.update)
@@ -191,7 +226,7 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
                 try:
                     value = compute_within_memory(each, evidence)
                     _check_range(value)
-                    values[_free_label(each, values)] = _within(value, plan.tolerance)
+                    values[_free_label(each, values)] = _within(value, plan)
                 except KeyboardInterrupt:
                     if not values or problem.ranks.size > 1:
                         raise
@@ -252,8 +287,9 @@ def _on_a_subset(
     return with_sampling_error(whole, parts, len(groups), share, data.samples)
 
 
-def _within(value: Value, tolerance: float) -> Value:
+def _within(value: Value, plan: _Plan) -> Value:
     """Converged only if the error is within the tolerance: rounding may leave more than what was asked for."""
+    tolerance = plan.probe_tolerance if value.error_kind == "standard error" else plan.tolerance
     if not value.converged or value.exact or value.error <= tolerance * abs(value.value) * (1 + 1e-9):
         return value
     return replace(value, converged=False)

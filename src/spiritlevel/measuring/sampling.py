@@ -45,16 +45,14 @@ def with_sampling_error(whole: Report, parts: Sequence[Report], planned: int, sh
     if len(parts) < planned:
         note = f"interrupted: measured on {samples} of {of} samples, and the error of that choice is not in the bars"
         return replace(whole, notes=(note, *whole.notes), interrupted=True)
-    values = {
-        name: _widened(value, [part[name] for part in parts], share, whole.problem["tolerance"])
-        for name, value in whole.values.items()
-    }
+    values = {name: _widened(value, [part[name] for part in parts], share) for name, value in whole.values.items()}
     note = f"measured on {samples} of {of} samples, chosen at random; the bars hold the error of that choice"
     cost = _together([whole.cost, *(part.cost for part in parts)])
     return replace(whole, values=values, cost=cost, notes=(note, *whole.notes))
 
 
-def _widened(value: Value, parts: Sequence[Value], share: float, tolerance: float) -> Value:
+def _widened(value: Value, parts: Sequence[Value], share: float) -> Value:
+    """The value with the error of the choice of samples beside its own: `converged` stays what the computation reached."""
     if not math.isfinite(value.value):  # not defined here, or infinite on any data
         return value
     sampling = _standard_error([part.value for part in parts], share)
@@ -69,9 +67,8 @@ def _widened(value: Value, parts: Sequence[Value], share: float, tolerance: floa
         value,
         error=error,
         exact=False,
-        converged=value.converged and error <= tolerance * abs(value.value),
         layer_errors=layer_errors,
-        details={**value.details, "sampling_error": sampling},
+        details={**value.details, "sampling_error": sampling, "computing_error": value.error},
         error_kind="lower bound" if value.lower_bound else "sampling",
     )
 
