@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Two workers with one thread each: more threads than cores slow each other down tenfold.
 WORKERS ?= 2
 
-.PHONY: setup demo bench fuzz test lint format clean
+.PHONY: setup demo bench docs fuzz test lint format wheel clean
 .DEFAULT_GOAL := setup
 
 setup: .venv/installed
@@ -22,6 +22,14 @@ demo: setup
 # For real data and weights: make bench BENCH="--data-folder FOLDER --checkpoint FILE"
 bench: setup
 	OMP_NUM_THREADS=1 $(BIN)/spiritlevel bench $(BENCH)
+
+# The site, with its gallery drawn and its notebooks executed: out/site/index.html.
+docs: setup
+	OMP_NUM_THREADS=1 $(BIN)/python docs/site/build.py
+
+# Build, check, install in a fresh environment, and run the README's lines there.
+wheel: setup
+	$(BIN)/python tests/wheel.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -216,7 +216,11 @@ def test_measures_with_the_same_layers_share_a_line() -> None:
     doubled = {**report.values, "kappa_max": report["kappa_sum"]}
     section = layer_section({"": type(report)(doubled, report.loss, report.cost, report.problem, report.environment)})
     assert section is not None
-    assert "kappa_sum/max" in section.drawings[0].table.columns
+    assert any("kappa_sum/max" in drawing.table.columns for drawing in section.drawings)
+    ((_, table),) = section.tables
+    assert table.columns[:2] == ("#", "layer")
+    assert "kappa_sum/max" in table.columns
+    assert [row[0] for row in table.rows] == [1, 2, 3]
 
 
 def test_biases_have_no_place_along_the_depth() -> None:

@@ -1,4 +1,4 @@
-"""The command line. A command is a function in a file of its own and a line in `COMMANDS`.
+"""The command line. A command is a function in a file and a line in `COMMANDS`.
 
 Exit codes: 0 done, 1 something failed that should not have, 2 wrong use or input that cannot be measured, 130 interrupted
 by Ctrl-C, 143 by SIGTERM. Both keep what is finished.
@@ -6,47 +6,72 @@ by Ctrl-C, 143 by SIGTERM. Both keep what is finished.
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from spiritlevel._version import __version__
-from spiritlevel.cli.audit import audit
-from spiritlevel.cli.bench import bench
-from spiritlevel.cli.demo import demo
 from spiritlevel.cli.groups import with_single_options
-from spiritlevel.cli.guarantees import bound, compare, robustness
-from spiritlevel.cli.landscape import landscape
-from spiritlevel.cli.measure import INTERRUPTED, measure
-from spiritlevel.cli.measures import measures
-from spiritlevel.cli.sharpen import sharpen
-from spiritlevel.cli.spectrum import spectrum
-from spiritlevel.cli.study import study
-from spiritlevel.errors import SpiritLevelError
+from spiritlevel.errors import SpiritLevelError, suggest
 from spiritlevel.presenting import set_facts
 from spiritlevel.problem.ranks import launched_processes
 
-# In the order in which `spiritlevel --help` lists them.
-COMMANDS: tuple[Callable[..., Any], ...] = (
-    demo,
-    measure,
-    measures,
-    audit,
-    sharpen,
-    landscape,
-    spectrum,
-    bench,
-    bound,
-    robustness,
-    compare,
-)
+# In the order in which `spiritlevel --help` lists them, each with its module. A module is imported when its command is asked
+# for: a typing error is answered without waiting for matplotlib.
+COMMANDS: dict[str, str] = {
+    "demo": "demo",
+    "measure": "measure",
+    "measures": "measures",
+    "audit": "audit",
+    "sharpen": "sharpen",
+    "landscape": "landscape",
+    "spectrum": "spectrum",
+    "bench": "bench",
+    "bound": "guarantees",
+    "robustness": "guarantees",
+    "compare": "guarantees",
+    "study": "study",
+}
+INTERRUPTED = 130  # as cli/measure.py leaves with it
+
+
+def command(name: str) -> Any:
+    """The function of a command, or for `study` the application with its own commands."""
+    return getattr(importlib.import_module(f"spiritlevel.cli.{COMMANDS[name]}"), name)
+
+
+class _Commands(TyperGroup):
+    """The commands by name, each read when it is asked for."""
+
+    def list_commands(self, _context: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def resolve_command(self, context: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            context.fail(f"No such command {args[0]!r}{suggest(args[0], COMMANDS)}")
+        return super().resolve_command(context, args)
+
+    def get_command(self, _context: Any, name: str) -> Any:
+        if name not in COMMANDS:
+            return None
+        found = command(name)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_group(found)
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        alone.command(name, context_settings=_SETTINGS)(with_single_options(found))
+        return typer.main.get_command(alone)
+
+
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 # Those whose processes, started by torchrun, share the work. Of any other command one process does it all.
 SHARED = frozenset({"measure", "audit", "compare", "spectrum"})
@@ -59,7 +84,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=_SETTINGS,
+    cls=_Commands,
 )
 
 
@@ -93,11 +119,6 @@ def _leave_to_one(command: str) -> None:
         f"{command} runs in one process: of the {size} that torchrun started, the others have ended ({shared} share theirs)",
         file=sys.stderr,
     )
-
-
-for _command in COMMANDS:
-    app.command()(with_single_options(_command))
-app.add_typer(study)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

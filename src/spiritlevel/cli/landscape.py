@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +13,20 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from spiritlevel.cli.options import Dtype, NetworkOptions, PartOptions, Quiet, Seed, check_folder, read_dtype
-from spiritlevel.cli.output import say_written
+from spiritlevel.cli.options import (
+    Dtype,
+    NetworkOptions,
+    PartOptions,
+    Quiet,
+    Seed,
+    check_folder,
+    check_writable,
+    read_dtype,
+)
+from spiritlevel.cli.output import HtmlFile, say_written
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.landscape import landscape as landscapes
+from spiritlevel.saved import write_whole
 
 Directions = Annotated[
     str, typer.Option(metavar="random|eigen|between", help="Random, top eigenvectors, or towards --other.")
@@ -50,6 +60,7 @@ def landscape(
     dtype: Dtype = None,
     part: PartOptions,
     out: Out = Path("landscape"),
+    html_file: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Draw the loss along lines or over a plane through a trained network's minimum.
@@ -57,6 +68,7 @@ def landscape(
     Writes PNG, SVG and JSON. What is done is kept in the folder: the same command continues where it was interrupted.
     """
     check_folder("--out", out)
+    check_writable("--html", html_file)
     _check(directions, other, surface, three_d)
     subject = network.read(part)
     toward: Any = directions
@@ -79,7 +91,9 @@ def landscape(
     compute: Callable[..., Any] = landscapes.surface if surface else landscapes.line
     with _interrupted_gently(out), _points_bar(shown=not quiet) as listen:
         found = compute(*subject.parts, progress=listen, **options)
-    _write(found, out / stem, three_d, quiet)
+    drawing = _write(found, out / stem, three_d, quiet)
+    if html_file is not None:
+        _write_page(drawing, found.notes, html_file, quiet)
 
 
 def _check(directions: str, other: Path | None, surface: bool, three_d: bool) -> None:
@@ -130,7 +144,7 @@ def _points_bar(shown: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _write(found: Any, stem: Path, three_d: bool, quiet: bool) -> None:
+def _write(found: Any, stem: Path, three_d: bool, quiet: bool) -> Any:
     # Only here: matplotlib is slow to load, and a wrong argument should be answered at once.
     from spiritlevel import plot
 
@@ -144,3 +158,14 @@ def _write(found: Any, stem: Path, three_d: bool, quiet: bool) -> None:
             print(f"• {note}")
     for suffix in (".json", ".png", ".svg"):
         say_written(stem.with_suffix(suffix), quiet)
+    return drawing
+
+
+def _write_page(drawing: Any, notes: Sequence[str], path: Path, quiet: bool) -> None:
+    # Only here, as above.
+    from spiritlevel.show.page import render_page
+    from spiritlevel.show.sections import Section
+
+    section = Section("landscape", "Landscape", tuple(notes), (drawing,))
+    write_whole(path, render_page(title=drawing.title, answer=[drawing.description], sections=[section]))
+    say_written(path, quiet)

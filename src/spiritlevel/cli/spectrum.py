@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
-from spiritlevel.cli.options import AccuracyOptions, NetworkOptions, PartOptions, Quiet
-from spiritlevel.cli.output import JsonFile, check_files, write_result
+from spiritlevel.cli.options import AccuracyOptions, NetworkOptions, PartOptions, Quiet, check_writable
+from spiritlevel.cli.output import HtmlFile, JsonFile, check_files, say_written, write_result
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.progress import passes_bar
+from spiritlevel.presenting import show
 from spiritlevel.problem.ranks import launched
+from spiritlevel.saved import write_whole
 from spiritlevel.spectrum.spectrum import Spectrum
 from spiritlevel.spectrum.spectrum import spectrum as compute_spectrum
 
@@ -36,13 +38,15 @@ def spectrum(
     part: PartOptions,
     picture: Picture = None,
     json_file: JsonFile = None,
+    html_file: HtmlFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Find the density of the Hessian's eigenvalues with its error, and the largest and smallest of them.
 
     Started by torchrun, the processes share the data.
     """
-    check_files("--picture", json_file, picture, quiet)
+    check_files("--html or --picture", json_file, picture or html_file, quiet)
+    check_writable("--html", html_file)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise SpiritLevelError(f"--picture must end in .png, .svg or .pdf, got {picture.name!r}")
     subject = network.read(part)
@@ -60,6 +64,9 @@ def spectrum(
         subject.warn_of(found.loss)
         shown = "\n".join([str(found), *(f"• {note}" for note in found.notes)])
         write_result(found, shown, json_file, picture, partial(_draw, found), quiet)
+        if html_file is not None:
+            write_whole(html_file, show(found, "page"))
+            say_written(html_file, quiet)
 
 
 def _draw(found: Spectrum, picture: Path) -> None:

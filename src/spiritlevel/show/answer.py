@@ -14,6 +14,7 @@ from spiritlevel.measuring.registry import known_records
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.value import Value, visible_error
 from spiritlevel.show.numbers import plain_text, significant, times, with_error
+from spiritlevel.show.references import scale_words
 
 # Values that their errors do not order and that are closer than this, relative to their size, are called the same; the
 # sentence states how close they are.
@@ -124,8 +125,10 @@ def _single(name: str, report: Report, records: Records) -> list[str]:
     shown = chosen[:2]
     values = _listed([f"a {spoken(name)} of {_amount(report[name])}" for name in shown])
     scales = "layers and neurons" if all(_strength(report[name], records) > 1 for name in shown) else "layers"
+    compared = scale_words(report, shown[0])
     return [
         f"{who} has {values}, whatever the scale of its {scales}.",
+        *([f"{compared} ({spoken(shown[0])})."] if compared else []),
         f"Measured by {_count(len(report), 'measure')} {loss}.",
     ]
 

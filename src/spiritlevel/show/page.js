@@ -51,6 +51,20 @@
     apply();
   }
 
+  for (const box of document.querySelectorAll("[data-searchable]")) {
+    const label = document.createElement("label");
+    const input = document.createElement("input");
+    label.className = "sl-search";
+    input.type = "search";
+    input.placeholder = "part of a row";
+    label.append("Search ", input);
+    box.querySelector("h3").after(label);
+    input.addEventListener("input", () => {
+      const wanted = input.value.trim().toLowerCase();
+      for (const row of box.querySelectorAll("tbody tr")) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    });
+  }
+
   const theme = document.getElementById("theme");
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const current = () => root.dataset.theme ?? (dark.matches ? "dark" : "light");

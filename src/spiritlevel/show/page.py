@@ -33,6 +33,7 @@ from spiritlevel.show.sections import (
     cost_section,
     layer_section,
     neuron_section,
+    reference_section,
 )
 from spiritlevel.show.tables import gathered_notes, grouped, headline, sparkline
 
@@ -66,6 +67,7 @@ def report_page(
     known = known_records(records)
     parts = (
         audit,
+        reference_section(reports),
         layer_section(reports),
         neuron_section(reports),
         spectrum,

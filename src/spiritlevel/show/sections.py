@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 
@@ -15,11 +15,11 @@ from spiritlevel.measuring.report import Report
 from spiritlevel.show.drawing import Drawing
 from spiritlevel.show.figures import convergence, layer_profile, neuron_distribution, ratio_comparison
 from spiritlevel.show.numbers import Cell, Numbers, bytes_text, cell_text, plain_text, seconds_text
+from spiritlevel.show.references import reference_table
 from spiritlevel.show.tables import grouped
 
 Chart = Callable[[], Drawing]
 
-_LINES = 6  # lines that one chart can carry and still be read
 _CHARTS, _ROWS = 12, 1000  # charts of one kind that a page shows, and layers that they have in all
 
 
@@ -57,13 +57,26 @@ def comparison_drawing(reports: Mapping[str, Report], records: Records) -> Drawi
 
 
 def layer_section(reports: Mapping[str, Report]) -> Section | None:
-    """Layer measures along the depth: of one model together, of several a chart a measure with a line a model."""
+    """Layer measures along the depth: a chart a measure with a line a model, and every number in one table."""
     profiles = _layer_measures(reports)
     if not profiles:
         return None
     charts = _one_model_charts(reports, profiles) if len(reports) == 1 else _many_model_charts(reports, profiles)
     text = "Where along the depth the sharpness sits. Crosses mark layers whose value is zero or negative."
-    return _with_charts("layers", "Layers", text, charts, _depth(reports))
+    section = _with_charts("layers", "Layers", text, charts, _depth(reports))
+    return replace(section, tables=(("Every layer", layer_table(reports, profiles)),))
+
+
+def reference_section(reports: Mapping[str, Report]) -> Section | None:
+    """One network's measures beside those of well-known ones."""
+    table = reference_table(next(iter(reports.values()))) if len(reports) == 1 else None
+    if table is None:
+        return None
+    text = (
+        "The same measures of well-known networks at the ends of their training. They depend on the data, the loss and the "
+        "architecture: a scale, not a ranking."
+    )
+    return Section("scale", "For scale", (text,), tables=(("Well-known networks", table),))
 
 
 def neuron_section(reports: Mapping[str, Report]) -> Section | None:
@@ -184,19 +197,32 @@ def _one_model_charts(reports: Mapping[str, Report], names: Mapping[str, str]) -
         label: {layer: value for layer, value in report[name].layers.items() if layer in kept}
         for label, name in names.items()
     }
-    errors = {label: report[name].layer_errors for label, name in names.items()}
-    labels = [label for label in series if series[label]]
-    chunks = [labels[i : i + _LINES] for i in range(0, len(labels), _LINES)]
-    title = "Layer measures along the depth" + (f", {plain_text(model)}" if model else "")
+    of = f", {plain_text(model)}" if model else ""
     return [
         partial(
             layer_profile,
-            {label: series[label] for label in chunk},
-            title=title if len(chunks) == 1 else f"{title} ({i} of {len(chunks)})",
-            errors=errors,
+            {label: profile},
+            title=f"{label} of every layer{of}",
+            label=label,
+            errors={label: report[names[label]].layer_errors},
         )
-        for i, chunk in enumerate(chunks, start=1)
+        for label, profile in series.items()
+        if profile
     ]
+
+
+def layer_table(reports: Mapping[str, Report], names: Mapping[str, str]) -> Numbers:
+    """Every layer of every model, numbered along the depth, with all its measures."""
+    several = len(reports) > 1
+    rows: list[tuple[Cell, ...]] = []
+    for model, report in reports.items():
+        found = {label: report[name].layers for label, name in names.items() if name in report}
+        layers = list(dict.fromkeys(key for each in found.values() for key in each))
+        kept = [layer for layer in layers if layer in _weights(report, names)]
+        for number, layer in enumerate(kept, start=1):
+            values = (found.get(label, {}).get(layer, math.nan) for label in names)
+            rows.append((number, plain_text(layer), *((plain_text(model),) if several else ()), *values))
+    return Numbers(("#", "layer", *(("model",) if several else ()), *names), tuple(rows[:_ROWS]))
 
 
 def _many_model_charts(reports: Mapping[str, Report], names: Mapping[str, str]) -> list[Chart]:

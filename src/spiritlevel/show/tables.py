@@ -165,9 +165,10 @@ def _letters(claims: frozenset[str] | None) -> str:
     return " ".join(letter if claim in claims else "·" for claim, letter in _LETTERS.items())
 
 
-def _footnotes(reports: Mapping[str, Report]) -> list[RenderableType]:
-    """The legend, and every note once with the measures that carry it."""
-    lines: list[RenderableType] = [Text(""), Text(_SURVIVES, style="dim"), *_bar_words(reports)]
+def _footnotes(reports: Mapping[str, Report], *, legend: bool = True) -> list[RenderableType]:
+    """The legend of the column of what measures survive where there is one, and every note once with the measures that carry it."""
+    survives = [Text(_SURVIVES, style="dim")] if legend else []
+    lines: list[RenderableType] = [Text(""), *survives, *_bar_words(reports)]
     if any(value.available and not value.converged for report in reports.values() for value in report.values.values()):
         lines.append(Text("✗ the tolerance asked for was not reached", style="dim"))
     notes = Table.grid(padding=(0, 1, 0, 0))
@@ -213,7 +214,7 @@ def _comparison(reports: Mapping[str, Report], records: Records, width: int) -> 
         _models_table({model: reports[model] for model in models[start : start + fitting]}, names, records, label)
         for start in range(0, len(models), fitting)
     ]
-    return Group(*tables, *_footnotes(reports))
+    return Group(*tables, *_footnotes(reports, legend=False))
 
 
 def _models_table(reports: Mapping[str, Report], names: list[str], records: Records, label: int) -> Table:

@@ -14,6 +14,7 @@ from spiritlevel.problem.losses import LossLike
 from spiritlevel.show.drawing import Drawing, style
 from spiritlevel.show.figures import axes_of, by_name, finished, legend, look_of
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, shortened, significant
+from spiritlevel.show.page import render_page
 from spiritlevel.show.scales import LogScale
 from spiritlevel.show.sections import Section
 from spiritlevel.spectrum.spectrum import OPERATORS, Spectrum
@@ -112,4 +113,18 @@ def _spectrum_words(spectra: Mapping[str, Spectrum]) -> str:
     return " ".join(parts)
 
 
-register(Spectrum, section=spectrum_section, drawing=spectrum)
+def spectrum_page(found: Spectrum) -> str:
+    """One page: the two ends in a sentence, the density, the eigenvalues."""
+    top, bottom = found.top[0], found.bottom[0]
+    said = (
+        f"The {found.size:,} eigenvalues of the {plain_text(found.operator)} lie between {significant(bottom.value, 4)} and "
+        f"{significant(top.value, 4)}, at a loss of {significant(found.loss, 4)}."
+    )
+    return render_page(
+        title=f"Spectrum of the {plain_text(found.operator)}",
+        answer=[said, *map(plain_text, found.notes)],
+        sections=[spectrum_section(found)],
+    )
+
+
+register(Spectrum, section=spectrum_section, drawing=spectrum, page=spectrum_page)
