@@ -36,7 +36,7 @@ def followed(
     for step in range(steps):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step >= first:
             tracker.step(step, loss=loss)

@@ -60,9 +60,9 @@ def train(model: nn.Module, data: Dataset, epochs: int) -> None:
     """Adam with batches of 128."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for _ in range(epochs):
-        for rows in torch.randperm(len(data)).split(128):
+        for rows in torch.randperm(len(data)).split(128):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
-            F.cross_entropy(model(data.x[rows]), data.y[rows]).backward()
+            F.cross_entropy(model(data.x[rows]), data.y[rows]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
 

@@ -83,7 +83,7 @@ def followed(name: str, seconds: float, overhead: float) -> dict[str, Any]:
         before = time.perf_counter()
         rows = torch.randint(0, len(x), (BATCH,))
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         between = time.perf_counter()
         tracker.step(step)

@@ -11,8 +11,9 @@ import spiritlevel as sl
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.estimate import Estimates, Probed
 from spiritlevel.curvature.statistics import DIAGONAL, Sweep
-from spiritlevel.measuring.evidence import Evidence, Sources, combined, sources_of
+from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.needs import Needs
+from spiritlevel.measuring.statistics import Sources, combined, sources_of
 
 
 class OnceTanh(torch.autograd.Function):

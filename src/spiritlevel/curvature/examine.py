@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy, joined
-from spiritlevel.curvature.statistics import squared_gradients
+from spiritlevel.curvature.statistics import DIAGONAL, Sums, TappedChunk
 from spiritlevel.curvature.taps import sample_axes
 from spiritlevel.network.tracing import trace
 from spiritlevel.problem.batches import Batch, join
@@ -123,9 +123,17 @@ def _confirmed(problem: Problem, anatomy: Anatomy, shown: _Shown) -> Anatomy:
 
 def _misread(problem: Problem, anatomy: Anatomy, shown: _Shown) -> set[str]:
     """Parameters whose squared per-sample gradients, read off the taps, differ from those of autograd."""
-    ours = squared_gradients(problem, anatomy, shown.batch, shown.column)
+    ours = _squared_gradients(problem, anatomy, shown.batch, shown.column)
     nothing = {name: torch.zeros_like(shown.squares[name]) for name in anatomy.axes}  # no tap saw it: autograd may have
     return {name for name, mine in (nothing | ours).items() if not _close(mine, shown.squares[name])}
+
+
+def _squared_gradients(problem: Problem, anatomy: Anatomy, batch: Batch, column: Tensor) -> dict[str, Tensor]:
+    """Σ_n (∂(s_n·f_n)/∂θ)² over one batch with s the column, read off the taps."""
+    sums = Sums()
+    tapped = TappedChunk(problem, anatomy, batch, inputs=False)
+    tapped.accumulate([(column, None)], float(len(batch)), frozenset([DIAGONAL]), sums)
+    return sums.diagonal
 
 
 def _close(mine: Tensor, expected: Tensor) -> bool:

@@ -14,7 +14,8 @@ from torch import Tensor
 from spiritlevel.curvature.moments import as_blocks
 from spiritlevel.network.layers import Function, LinearMap, ParameterMode
 from spiritlevel.problem.batches import Batch
-from spiritlevel.problem.losses import SoftmaxFactor, output_factor
+from spiritlevel.problem.factors import SoftmaxFactor
+from spiritlevel.problem.losses import output_factor
 from spiritlevel.problem.problem import Problem
 
 # Probabilities that are laid out at a time.

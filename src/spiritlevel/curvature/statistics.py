@@ -165,14 +165,6 @@ def chunk_size(problem: Problem, anatomy: Anatomy) -> int:
     return min(problem.chunk_size, max(1, fitting))
 
 
-def squared_gradients(problem: Problem, anatomy: Anatomy, batch: Batch, column: Tensor) -> dict[str, Tensor]:
-    """Σ_n (∂(s_n·f_n)/∂θ)² over one batch with s the column, read off the taps."""
-    sums = Sums()
-    tapped = TappedChunk(problem, anatomy, batch, inputs=False)
-    tapped.accumulate([(column, None)], float(len(batch)), frozenset([DIAGONAL]), sums)
-    return sums.diagonal
-
-
 Column = tuple[Tensor, Tensor | None]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measures.tsuzuku2019 import balanced_scales
-from spiritlevel.measuring.evidence import Statistics
+from spiritlevel.measuring.statistics import Statistics
 from spiritlevel.network.layers import Layer
 
 # The logarithm of the smallest scale anything is given: far below rounding, far above underflow of its square.

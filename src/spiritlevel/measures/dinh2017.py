@@ -7,11 +7,12 @@ from torch import Tensor
 
 from spiritlevel.curvature.ascent import Ball
 from spiritlevel.errors import TracingError
-from spiritlevel.measuring.evidence import Evidence, Statistics
+from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.needs import Needs, Operator
 from spiritlevel.measuring.readings import TRACE, Reading, from_eigenpair, from_statistics, unavailable
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.sharpness import largest_rise
+from spiritlevel.measuring.statistics import Statistics
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem

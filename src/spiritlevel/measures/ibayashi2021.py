@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spiritlevel.errors import RescalingError, TracingError, listed
-from spiritlevel.measuring.evidence import Evidence, Statistics
+from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.needs import Needs
 from spiritlevel.measuring.readings import DIAGONAL, Reading, from_statistics, unavailable
 from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.statistics import Statistics
 from spiritlevel.measuring.value import Value
 from spiritlevel.symmetry import Symmetries, find_symmetries
 from spiritlevel.symmetry.canonical import least_value

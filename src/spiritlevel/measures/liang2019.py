@@ -11,9 +11,10 @@ import torch
 
 from spiritlevel.curvature.fisher import fisher_form, fisher_form_of
 from spiritlevel.curvature.rounding import rounding_errors
-from spiritlevel.measuring.evidence import Evidence, Statistics
+from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.readings import FISHER, ROUNDING, Reading, from_statistics, unavailable
 from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.statistics import Statistics
 from spiritlevel.measuring.value import Value
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from spiritlevel.measuring.evidence import Evidence, Statistics
+from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.needs import Needs
 from spiritlevel.measuring.readings import COLUMNS, NO_LAYERS, ROWS, TRACE, Reading, from_statistics, unavailable
 from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.statistics import Statistics
 from spiritlevel.measuring.value import Value
 
 Collect = Callable[[Iterable[float]], float]

@@ -9,9 +9,9 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from spiritlevel.errors import listed
-from spiritlevel.measuring.evidence import Statistics
 from spiritlevel.measuring.readings import DIAGONAL, TRACE, Reading, from_statistics
 from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.statistics import Statistics
 
 # Up to so many rows and columns the minimum is approached by Newton's method at the end, in so many steps at most.
 MOST_POLISHED, NEWTON_STEPS = 200, 6

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
 from spiritlevel.curvature.columns import sweep_within
-from spiritlevel.curvature.estimate import Estimates, mean_of, merged, probe
+from spiritlevel.curvature.estimate import Estimates, merged, probe
 from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.fisher import fisher_by_sample
 from spiritlevel.curvature.hessian import HessianProducts
@@ -38,104 +38,9 @@ from spiritlevel.curvature.ways import remainder_objective
 from spiritlevel.curvature.whitening import layer_metrics
 from spiritlevel.measuring.needs import Needs, Operator
 from spiritlevel.measuring.starts import Starts
-from spiritlevel.network.layers import Layer
+from spiritlevel.measuring.statistics import Arrays, InDouble, Sources, Statistics, combined, plus, sources_of
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
-
-Arrays = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Layer statistics as measures read them.
-
-    Attributes:
-        layers: Weight's parameter name → layer.
-        weights: Parameter name → values.
-        trace: Parameter name → trace of its block of H.
-        diagonal: Parameter name → diagonal of its block of H.
-        rows, columns: Weight's name → w_jᵀ H_jj w_j of every row (column) j.
-        fisher: Parameter name → (1/N) Σ_n (∂ℓ_n/∂θ_i)².
-        whitened, relative, normalized: Weight's name → the trace of its block in that metric, one number.
-        metrics: Those metrics.
-    """
-
-    layers: Mapping[str, Layer]
-    weights: Arrays
-    trace: Arrays = field(default_factory=dict)
-    diagonal: Arrays = field(default_factory=dict)
-    rows: Arrays = field(default_factory=dict)
-    columns: Arrays = field(default_factory=dict)
-    fisher: Arrays = field(default_factory=dict)
-    whitened: Arrays = field(default_factory=dict)
-    relative: Arrays = field(default_factory=dict)
-    normalized: Arrays = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=dict)
-
-
-class _InDouble(Mapping[str, Tensor]):
-    """Tensors in double precision, each converted when it is read: all at once would be twice the model."""
-
-    def __init__(self, tensors: Arrays) -> None:
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name].double()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Where the statistics of every parameter come from, decided once.
-
-    Attributes:
-        swept: The parameters whose Gauss–Newton part is the sweep's.
-        remainder: Those among them to which probes of H less its Gauss–Newton matrix are added.
-        whole: The parameters whose blocks of H are probed whole; what the sweep has of them is not used.
-    """
-
-    swept: frozenset[str]
-    remainder: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
-
-
-def sources_of(names: Sequence[str], anatomy: Anatomy, separable: Callable[[], bool]) -> Sources:
-    """The sources of the parameters in `names`; `separable` says whether products with the remainder can be had."""
-    bent = [name for name in names if not anatomy.exact(name)]
-    readable = tuple(name for name in bent if name in anatomy.axes)
-    if readable and separable():
-        whole = tuple(name for name in bent if name not in anatomy.axes)
-        return Sources(frozenset(anatomy.axes), readable, whole)
-    return Sources(frozenset(anatomy.axes).difference(bent), (), tuple(bent))
-
-
-def combined(
-    kinds: frozenset[str], sources: Sources, swept: Sweep | None, estimates: Estimates, groups: Sequence[int]
-) -> dict[str, dict[str, Tensor]]:
-    """Statistic → parameter → what its sources say, estimated parts as the mean of these groups."""
-    arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
-    for kind in kinds:
-        for name, draws in swept.found[kind].items() if swept is not None else ():
-            if name in sources.swept or kind == FISHER:
-                arrays[kind][name] = mean_over(draws, groups)
-        for name, probed in estimates.found.get(kind, {}).items():
-            part = mean_over(tuple(probed.groups), groups)
-            arrays[kind][name] = arrays[kind][name] + part if name in arrays[kind] else part
-    return arrays
-
-
-def _plus(arrays: Arrays, changes: Arrays) -> dict[str, Tensor]:
-    return {name: array + changes[name] if name in changes else array for name, array in arrays.items()}
-
-
-def mean_over(draws: Sequence[Tensor], groups: Sequence[int]) -> Tensor:
-    """The mean of these groups of draws, or the exact array where there is only one."""
-    return mean_of(draws if len(draws) == 1 else [draws[group] for group in groups])
 
 
 @dataclass
@@ -272,13 +177,13 @@ class Evidence:
         without what was left to chance."""
         for shift in (*(self._shifts or []), *self._left):
             arrays = {
-                kind: _plus(getattr(self.statistics, kind), shift[kind]) if kind in kinds | {TRACE} else {}
+                kind: plus(getattr(self.statistics, kind), shift[kind]) if kind in kinds | {TRACE} else {}
                 for kind in STATISTICS
             }
             if DIAGONAL in self._kinds:
                 diagonals = shift[DIAGONAL]
                 changes = {name: diagonal.sum(dtype=torch.float64) for name, diagonal in diagonals.items()}
-                arrays[TRACE] = _plus(self.statistics.trace, changes)
+                arrays[TRACE] = plus(self.statistics.trace, changes)
             yield Statistics(self.statistics.layers, self.statistics.weights, metrics=self.metrics, **arrays)
 
     @property
@@ -311,7 +216,7 @@ class Evidence:
 
     @property
     def _weights(self) -> Arrays:
-        return _InDouble(self.problem.parameters)
+        return InDouble(self.problem.parameters)
 
     @cached_property
     def sees_samples(self) -> bool:

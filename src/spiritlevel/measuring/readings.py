@@ -14,10 +14,11 @@ from spiritlevel.curvature.lanczos import Eigenpair
 from spiritlevel.curvature.rounding import UNKNOWN
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, DRAWS, FISHER, ROWS, TRACE
 from spiritlevel.errors import listed
-from spiritlevel.measuring.evidence import Evidence, Statistics
+from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.extrapolation import Estimated, Shape, estimated, subsets_for
 from spiritlevel.measuring.needs import Needs, Operator
 from spiritlevel.measuring.record import Measure
+from spiritlevel.measuring.statistics import Statistics
 from spiritlevel.measuring.value import Value
 
 # The least that rounding leaves in an exact value, in units of the precision.

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Data
-from spiritlevel.problem.losses import BUILT_IN, IGNORED, BlockFactor, Loss, OutputFactor
+from spiritlevel.problem.factors import BlockFactor, OutputFactor
+from spiritlevel.problem.losses import BUILT_IN, IGNORED, Loss
 
 FUNCTIONS: dict[Any, Callable[..., Tensor]] = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss}
 OPTIONS = ("weight", "ignore_index", "label_smoothing")

@@ -1,0 +1,109 @@
+"""The arrays that measures read: of every layer and parameter, put together from what was swept and what was probed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from spiritlevel.curvature.anatomy import Anatomy
+from spiritlevel.curvature.estimate import Estimates, mean_of
+from spiritlevel.curvature.metrics import Metrics
+from spiritlevel.curvature.statistics import FISHER, STATISTICS, Sweep
+from spiritlevel.network.layers import Layer
+
+Arrays = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Layer statistics as measures read them.
+
+    Attributes:
+        layers: Weight's parameter name → layer.
+        weights: Parameter name → values.
+        trace: Parameter name → trace of its block of H.
+        diagonal: Parameter name → diagonal of its block of H.
+        rows, columns: Weight's name → w_jᵀ H_jj w_j of every row (column) j.
+        fisher: Parameter name → (1/N) Σ_n (∂ℓ_n/∂θ_i)².
+        whitened, relative, normalized: Weight's name → the trace of its block in that metric, one number.
+        metrics: Those metrics.
+    """
+
+    layers: Mapping[str, Layer]
+    weights: Arrays
+    trace: Arrays = field(default_factory=dict)
+    diagonal: Arrays = field(default_factory=dict)
+    rows: Arrays = field(default_factory=dict)
+    columns: Arrays = field(default_factory=dict)
+    fisher: Arrays = field(default_factory=dict)
+    whitened: Arrays = field(default_factory=dict)
+    relative: Arrays = field(default_factory=dict)
+    normalized: Arrays = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+
+
+class InDouble(Mapping[str, Tensor]):
+    """Tensors in double precision, each converted when it is read: all at once would be twice the model."""
+
+    def __init__(self, tensors: Arrays) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name].double()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the statistics of every parameter come from, decided once.
+
+    Attributes:
+        swept: The parameters whose Gauss–Newton part is the sweep's.
+        remainder: Those among them to which probes of H less its Gauss–Newton matrix are added.
+        whole: The parameters whose blocks of H are probed whole; what the sweep has of them is not used.
+    """
+
+    swept: frozenset[str]
+    remainder: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+
+
+def sources_of(names: Sequence[str], anatomy: Anatomy, separable: Callable[[], bool]) -> Sources:
+    """The sources of the parameters in `names`; `separable` says whether products with the remainder can be had."""
+    bent = [name for name in names if not anatomy.exact(name)]
+    readable = tuple(name for name in bent if name in anatomy.axes)
+    if readable and separable():
+        whole = tuple(name for name in bent if name not in anatomy.axes)
+        return Sources(frozenset(anatomy.axes), readable, whole)
+    return Sources(frozenset(anatomy.axes).difference(bent), (), tuple(bent))
+
+
+def combined(
+    kinds: frozenset[str], sources: Sources, swept: Sweep | None, estimates: Estimates, groups: Sequence[int]
+) -> dict[str, dict[str, Tensor]]:
+    """Statistic → parameter → what its sources say, estimated parts as the mean of these groups."""
+    arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
+    for kind in kinds:
+        for name, draws in swept.found[kind].items() if swept is not None else ():
+            if name in sources.swept or kind == FISHER:
+                arrays[kind][name] = mean_over(draws, groups)
+        for name, probed in estimates.found.get(kind, {}).items():
+            part = mean_over(tuple(probed.groups), groups)
+            arrays[kind][name] = arrays[kind][name] + part if name in arrays[kind] else part
+    return arrays
+
+
+def plus(arrays: Arrays, changes: Arrays) -> dict[str, Tensor]:
+    return {name: array + changes[name] if name in changes else array for name, array in arrays.items()}
+
+
+def mean_over(draws: Sequence[Tensor], groups: Sequence[int]) -> Tensor:
+    """The mean of these groups of draws, or the exact array where there is only one."""
+    return mean_of(draws if len(draws) == 1 else [draws[group] for group in groups])
