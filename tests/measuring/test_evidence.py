@@ -63,7 +63,7 @@ def test_sources_are_decided_from_the_anatomy_and_the_products():
 
 
 def test_what_is_probed_whole_leaves_the_sweep_out():
-    swept = Sweep({DIAGONAL: {"bent": (torch.ones(2),), "exact": (torch.ones(2),)}}, 0.0, 1, False)
+    swept = Sweep({DIAGONAL: {"bent": (torch.ones(2),), "exact": (torch.ones(2),)}}, 0.0, 1, False, 1.0)
     probed = Estimates({DIAGONAL: {"bent": Probed(torch.full((8, 2), 3.0))}})
     kinds = frozenset([DIAGONAL])
     whole = combined(kinds, Sources(frozenset(["exact"]), (), ("bent",)), swept, probed, range(8))[DIAGONAL]

@@ -260,7 +260,12 @@ class Problem:
         return float(loss.detach()), slope * len(batch)
 
     def picked(self, rows: Tensor) -> Batch:
-        """These samples, of data that are in memory."""
+        """These samples, of data that are in memory.
+
+        >>> problem = Problem(nn.Linear(2, 1), "mse", (torch.eye(2), torch.zeros(2, 1)))
+        >>> problem.picked(torch.tensor([1])).inputs
+        tensor([[0., 1.]])
+        """
         assert self.data.resident is not None
         return self._placed(self.data.resident.map(lambda leaf: leaf[rows.to(leaf.device)]))
 
