@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from networks import CASES, built, mlp, randomized
-from spiritlevel.symmetry import balance, canonicalize, find_symmetries
+from spiritlevel.symmetry import balance, balance_groups, canonicalize, find_symmetries
+from transformer_networks import GROUPS, made
 
 
 def test_one_hidden_layer_in_closed_form() -> None:
@@ -89,3 +91,47 @@ def test_lengths_that_are_divided_out_are_left_alone() -> None:
     model, x = built("masked and normalized")
     found = balance(model, find_symmetries(model, x))
     assert found.dead_channels == ("middle.weight[0]", "middle.weight[1]", "middle.weight[2]")
+
+
+@pytest.mark.parametrize("name", ["multihead", "grouped queries", "rotary", "bottleneck", "block"])
+def test_every_member_of_an_orbit_has_the_same_canonical_form(name: str) -> None:
+    build, shape, tokens, *_ = GROUPS[name]
+    model, x = made(build, shape, tokens)
+    twin = find_symmetries(model, x).sample(0.5, 3, kinds=["rescaling", "linear"]).apply(model)
+    flat, same = canonicalize(model, x), canonicalize(twin, x)
+    for a, b in zip(flat.parameters(), same.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(flat(x), model(x), rtol=1e-10, atol=1e-10)
+
+
+def test_both_sides_of_a_linear_group_have_equal_diagonal_gram_matrices() -> None:
+    model, x = made(GROUPS["by hand"][0], (3, 4, 6))
+    flat = canonicalize(model, x)
+    for rows in (slice(0, 3), slice(3, 6)):
+        gram = flat.q.weight[rows] @ flat.q.weight[rows].T
+        torch.testing.assert_close(gram, flat.k.weight[rows] @ flat.k.weight[rows].T)
+        torch.testing.assert_close(gram, torch.diag(gram.diag().sort(descending=True).values))
+        torch.testing.assert_close(
+            flat.v.weight[rows] @ flat.v.weight[rows].T, flat.o.weight[:, rows].T @ flat.o.weight[:, rows]
+        )
+
+
+def test_the_balanced_form_has_the_least_sum_of_squares() -> None:
+    model, x = made(GROUPS["multihead"][0], (3, 4, 6))
+    symmetries = find_symmetries(model, x)
+    flat = balance_groups(model, symmetries).transformation.apply(model)
+
+    def size(network: nn.Module) -> float:
+        return sum(float(p.detach().square().sum()) for p in network.parameters())
+
+    for seed in range(4):
+        assert size(symmetries.sample(0.1, seed, kinds=["linear"]).apply(flat)) > size(flat) + 1e-4
+
+
+def test_a_group_with_a_singular_gram_matrix_is_named_and_left_out() -> None:
+    model, x = made(GROUPS["adapter"][0], (7, 4))
+    with torch.no_grad():
+        model.b.weight[:, 1] = 2 * model.b.weight[:, 0]
+    found = balance_groups(model, find_symmetries(model, x))
+    assert found.left_out == ("a.weight[0:2] · b.weight[:, 0:2]",)
+    torch.testing.assert_close(found.transformation.apply(model)(x), model(x))

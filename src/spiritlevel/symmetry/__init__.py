@@ -1,7 +1,8 @@
 """Which changes of its parameters leave a network's function alone, and what can be done with them."""
 
-from spiritlevel.symmetry.canonical import Balance, balance, canonicalize
+from spiritlevel.symmetry.canonical import Balance, balance
 from spiritlevel.symmetry.discover import find_symmetries
+from spiritlevel.symmetry.gram import GroupBalance, balance_groups, canonicalize
 from spiritlevel.symmetry.group import Group
 from spiritlevel.symmetry.input_maps import MappedInput, affine, standardize, whiten
 from spiritlevel.symmetry.layers import rescale_layers
@@ -26,6 +27,7 @@ __all__ = [
     "Bijection",
     "Directions",
     "Group",
+    "GroupBalance",
     "LayerGroup",
     "MappedInput",
     "Rescaling",
@@ -35,6 +37,7 @@ __all__ = [
     "Transformation",
     "affine",
     "balance",
+    "balance_groups",
     "canonicalize",
     "compose",
     "find_symmetries",

@@ -4,10 +4,9 @@ Among all rescalings the balanced one has the least Σ θ². In the log-factors 
 F(x) = Σ_j m_j exp(2 a_j·x), where m_j is a sum of squared parameters that share their exponents a_j.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor, nn
 
 from spiritlevel.errors import RescalingError
-from spiritlevel.symmetry.discover import find_symmetries
 from spiritlevel.symmetry.group import TensorScale
 from spiritlevel.symmetry.rescale import Rescaling
 from spiritlevel.symmetry.symmetries import Symmetries
@@ -49,17 +47,6 @@ class Balance:
         """The dead channels, each as the name of its group and its number within the group."""
         place = {f: f"{g.name}[{k}]" for g in self.rescaling.symmetries.scale_groups for k, f in enumerate(g.factors)}
         return tuple(place[factor] for factor in self.dead)
-
-
-def canonicalize(model: nn.Module, example_input: Any) -> nn.Module:
-    """The balanced copy of a model: the same for every member of its orbit where every channel is alive.
-
-    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
-    >>> _ = nn.init.constant_(model[0].weight, 8.0), nn.init.constant_(model[2].weight, 2.0)
-    >>> [weight.item() for weight in canonicalize(model, torch.ones(1, 1)).parameters()]  # 8·2 = 4·4
-    [4.0, 4.0]
-    """
-    return balance(model, find_symmetries(model, example_input)).rescaling.apply(copy.deepcopy(model))
 
 
 def balance(model: nn.Module, symmetries: Symmetries) -> Balance:

@@ -10,9 +10,12 @@ from spiritlevel.presenting import register
 from spiritlevel.symmetry.group import Group
 from spiritlevel.symmetry.symmetries import Symmetries
 
+OTHERS = {"linear": "invertible matrices", "rotation": "rotations", "shift": "shifts of biases"}
+MOST_NAMES = 8
+
 
 def describe(symmetries: Symmetries, width: int = 120) -> str:
-    """One row per group of factors, then the layerwise conditions and the operations that fixed a scale."""
+    """One row per group of factors, then the layerwise conditions, the other groups and what fixed a scale."""
     title = f"{symmetries.dimension} independent scale factors in {len(symmetries.scale_groups)} groups"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="", title_style="")
     for column in ("group", "kind", "factors", "multiplies", "divides"):
@@ -26,6 +29,12 @@ def describe(symmetries: Symmetries, width: int = 120) -> str:
     lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
     if symmetries.layer_groups:
         lines += ["", "one factor per layer, with"] + [f"  {group.condition}" for group in symmetries.layer_groups]
+    for kind, words in OTHERS.items():
+        found = [group for group in symmetries.groups if group.kind == kind]
+        if found:
+            lines += ["", f"{words}, {sum(group.dimension for group in found)} dimensions in {len(found)} groups"]
+            lines += [f"  {group.name}" for group in found[:MOST_NAMES]]
+            lines += [f"  and {len(found) - MOST_NAMES} more"] if len(found) > MOST_NAMES else []
     if symmetries.barriers:
         lines += ["", "scales are fixed by: " + ", ".join(sorted(symmetries.barriers))]
     return "\n".join(lines) + "\n"

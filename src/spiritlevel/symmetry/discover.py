@@ -21,7 +21,7 @@ RULES_OF = (rules_elementwise, rules_linear)
 
 
 def find_symmetries(model: nn.Module, example_input: Any) -> Symmetries:
-    """All positive rescalings of the parameters of `model` that leave its function in eval mode alone.
+    """All changes of the parameters of `model` that are found to leave its function in eval mode alone.
 
     model: comes back bit for bit as it was. example_input: a tensor, a tuple of arguments, a dict of keywords, or a loader,
     whose first batch serves.
@@ -31,6 +31,10 @@ def find_symmetries(model: nn.Module, example_input: Any) -> Symmetries:
     them, inputs, outputs and every operation without a rule fix them. What is left free is the result. A rescaling
     found is exact for every input; one that no rule can see may be missed. A branch on masks or token numbers among the
     inputs is followed as the example takes it. Costs one forward pass in eval mode.
+
+    Groups of invertible matrices, rotations and shifts are looked for when they are first asked for (`groups`,
+    `orbit_dimension`, `sample` with their kinds): one more pass, and a gradient of a copy in double precision. The
+    example should be like real inputs: two positions at least where there is attention.
 
     >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> find_symmetries(mlp, torch.ones(1, 4)).dimension
