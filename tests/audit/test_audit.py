@@ -54,6 +54,17 @@ def convolutional():
     )
 
 
+def bottleneck():
+    return nn.Sequential(nn.Linear(FEATURES, 3), nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+
+
+def rotated():
+    """What lies between the two linear maps may be rotated; the gains show that a rotation is not one of the weights."""
+    model = nn.Sequential(nn.Linear(FEATURES, 4, bias=False), nn.RMSNorm(4), nn.Linear(4, CLASSES))
+    nn.init.uniform_(model[1].weight, 0.5, 3.0)
+    return model
+
+
 def normalized():
     model = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES))
     model(3 * torch.randn(64, FEATURES) + 1)
@@ -65,7 +76,7 @@ ARCHITECTURES = {f.__name__: f for f in (plain, unbiased, convolutional, normali
 
 def problem(name, samples=40):
     torch.manual_seed(3)
-    model = ARCHITECTURES[name]().double()
+    model = {**ARCHITECTURES, "bottleneck": bottleneck, "rotated": rotated}[name]().double()
     x, y = torch.randn(samples, FEATURES, dtype=torch.float64), torch.randint(0, CLASSES, (samples,))
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(60):
@@ -95,6 +106,36 @@ def test_nothing_is_invariant_to_a_change_of_the_input(name):
     audit = sl.audit(model, data, measures=["kappa_sum", "rho_sum", "normalized_sharpness", "fisher_rao_norm"],
                      kinds=("input map",), strengths=(1.0,))  # fmt: skip
     assert {finding.verdict for finding in audit.findings} == {"moves"}
+
+
+def test_every_claim_holds_for_matrices_and_what_claims_nothing_moves():
+    """Two linear maps in a row, before a ReLU: all exact, so that nothing is left undecided."""
+    audit = sl.audit(*problem("bottleneck"), kinds=("linear",), strengths=(1.0,))
+    assert audit.kinds == ("linear",)
+    for finding in audit.findings:
+        lucky = finding.measure.endswith("_max") and finding.verdict == "invariant"
+        expected = "invariant" if finding.claimed else "moves"
+        assert finding.verdict == expected or (lucky and not finding.claimed), finding
+    assert audit.failed_claims == ()
+
+
+def test_a_rotation_moves_plain_curvature_and_what_survives_neurons():
+    names = ["hessian_trace", "normalized_sharpness", "rho_sum", "volume_flatness"]
+    audit = sl.audit(*problem("rotated"), measures=names, kinds=("rotation",), strengths=(1.0,))
+    assert [audit.verdict(name, "rotation") for name in names] == ["moves", "moves", "moves", "invariant"]
+    assert [audit.finding(name, "rotation").claimed for name in names] == [False, False, False, True]
+
+
+def test_an_audit_of_matrices_survives_the_disk_and_is_shown(tmp_path):
+    audit = sl.audit(*problem("bottleneck"), measures=["hessian_trace"], kinds=("linear", "rotation"), strengths=(1.0,))
+    audit.save(tmp_path / "audit.json")
+    again = Audit.load(tmp_path / "audit.json")
+    assert (again.findings, str(again)) == (audit.findings, str(audit))
+    audit.to_html(tmp_path / "audit.html")
+    assert "Measures under linear changes" in (tmp_path / "audit.html").read_text()
+    mlp, data = problem("plain")
+    skipped = sl.audit(mlp, data, measures=["hessian_trace"], kinds=("linear", "rotation"), strengths=(1.0,)).skipped
+    assert skipped["linear"] == "no change of basis of this kind (linear) leaves the function of this network alone"
 
 
 def test_a_false_claim_is_found_out(monkeypatch):

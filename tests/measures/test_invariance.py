@@ -18,7 +18,7 @@ CLAIMS = {
     "epsilon_sharpness": frozenset(),
     "keskar_sharpness": frozenset(),
     "keskar_subspace_sharpness": frozenset(),
-    "volume_flatness": NEURON,
+    "volume_flatness": NEURON | {"linear", "rotation"},
     "riemannian_spectral_norm": LAYER,
     "riemannian_sharpness": LAYER,
     "riemannian_nodewise_spectral_norm": NEURON,

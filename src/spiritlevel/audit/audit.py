@@ -28,7 +28,8 @@ from spiritlevel.problem.losses import Loss, logits_of, resolve_loss
 from spiritlevel.symmetry import Rescaling, Symmetries, affine, find_symmetries
 from spiritlevel.symmetry.layerwise import LayerScales
 
-KINDS = ("layer", "neuron", "batch-norm", "output scale", "input map")
+KINDS = ("layer", "neuron", "batch-norm", "linear", "rotation", "output scale", "input map")
+MATRICES = ("linear", "rotation")
 
 # An error bar wider than this share of the value cannot show that nothing moved.
 WIDEST_BAR = 0.05
@@ -53,9 +54,11 @@ def audit(
     Args:
         model, data, loss, measures, tolerance, progress: As for `measure`. The audit works in double precision.
         kinds: Which changes: "layer" (one factor a layer), "neuron" (one a channel), "batch-norm" (one a channel,
-            absorbed by running statistics), "output scale" (the outputs times a constant), "input map" (an invertible
-            affine change of the data, absorbed in the first layer). All that this network has by default.
-        strengths: Standard deviations of the log-factors, ascending.
+            absorbed by running statistics), "linear" (an invertible matrix between two linear maps, as in the heads of
+            attention), "rotation" (of a residual stream that is normalized wherever it is read), "output scale" (the
+            outputs times a constant), "input map" (an invertible affine change of the data, absorbed in the first
+            layer). All that this network has by default.
+        strengths: Standard deviations of the log-factors, ascending; for matrices exp(strength·G/√n), those of G.
         seeds: One twin for every strength and seed.
         groups: Also audit every discovered group of factors by itself, as kind "group: NAME".
 
@@ -131,6 +134,8 @@ class Twins:
             return "no layer of this network can be rescaled as a whole"
         if kind in ("neuron", "batch-norm") and kind not in present:
             return f"the network has no rescaling symmetry of this kind ({kind})"
+        if kind in MATRICES and not any(frame.kind == kind for frame in self._symmetries.linear.frames):
+            return f"no change of basis of this kind ({kind}) leaves the function of this network alone"
         try:
             if kind in ("output scale", "input map"):
                 self.make(kind, 0.5, 0)
@@ -144,6 +149,8 @@ class Twins:
             return self._scaled_outputs(strength), self._data
         if kind == "input map":
             return self._mapped_inputs(strength, generator)
+        if kind in MATRICES:
+            return self._symmetries.sample(strength, seed, kinds=[kind]).apply(self._model), self._data
         return self._rescaling(kind, strength, generator).apply(self._model), self._data
 
     def _rescaling(self, kind: str, strength: float, generator: torch.Generator) -> Rescaling:
@@ -245,7 +252,7 @@ def _claims(each: Measure, kind: str, loss: Loss) -> bool:
     """What the measure's record claims, for this kind of change and this loss."""
     if kind == "output scale":
         return loss.name == "normalized_cross_entropy" and "layer" in each.invariant_under and each.of_function
-    if kind == "input map":
+    if kind in (*MATRICES, "input map"):
         return kind in each.invariant_under
     return ("layer" if kind == "layer" else "neuron") in each.invariant_under
 

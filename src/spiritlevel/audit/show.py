@@ -62,7 +62,7 @@ def audit_answer(audit: Audit) -> list[str]:
     answer = []
     if rescalings:
         answer.append(
-            f"{len(survive)} of {len(names)} measures survive every rescaling that leaves this network's function alone."
+            f"{len(survive)} of {len(names)} measures survive every change of weights that leaves this network's function alone."
         )
         if survive:
             answer.append(f"They are {', '.join(survive)}.")
@@ -70,7 +70,7 @@ def audit_answer(audit: Audit) -> list[str]:
         worst = max((audit.finding(n, kind) for n in fooled for kind in rescalings), key=lambda f: f.factor)
         answer.append(
             f"{len(fooled)} can be moved without changing the function; the furthest, {worst.measure}, by a factor of "
-            f"{significant(worst.factor, 3)} under {worst.kind} rescaling."
+            f"{significant(worst.factor, 3)} under {worst.kind} changes."
         )
     failed = audit.failed_claims
     if failed:
@@ -88,7 +88,7 @@ def audit_section(audit: Audit) -> Section:
         "audit",
         "Audit",
         (
-            "The network was rescaled without changing its function, more and more strongly, and measured again. "
+            "The weights were changed without changing the function, more and more strongly, and measured again. "
             "A measure that means something about the function stays where it was.",
             *_footnotes(audit),
         ),

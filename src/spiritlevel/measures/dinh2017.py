@@ -153,7 +153,7 @@ MEASURES = (
         "dinh2017",
         "volume of the connected region of nearly the same loss",
         "vol C(L, θ, ε),  C ∋ θ connected with L < L(θ) + ε",
-        frozenset({"layer", "neuron"}),
+        frozenset({"layer", "neuron", "linear", "rotation"}),
         _volume_flatness,
         options={"epsilon": 1e-2},
         costly=True,

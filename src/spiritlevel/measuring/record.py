@@ -27,7 +27,8 @@ class Measure:
         paper: Key of the paper that defines it, such as "petzka2019".
         summary: One line in words.
         formula: The definition.
-        invariant_under: Which rescalings leave it alone: "layer", "neuron". One generic test checks the claim both ways.
+        invariant_under: Which changes leave it alone: "layer", "neuron", "linear", "rotation", "input map". One generic test
+            checks the claim both ways.
         needs: What it asks of the engine, given its options.
         compute: From the evidence to the value.
         options: Names and defaults of what can be configured.

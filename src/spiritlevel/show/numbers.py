@@ -98,7 +98,11 @@ def times(ratio: float) -> str:
 
     >>> times(1000312.0), times(3.217), times(2.5e6)
     ('10⁶ times', '3.2 times', '2.5×10⁶ times')
+    >>> times(1.0312), times(1.000047)  # what is left of one, in one digit
+    ('1.03 times', '1.00005 times')
     """
+    if 1 < ratio < 1.1:
+        return f"{1 + float(f'{ratio - 1:.0e}'):.9g} times"
     nearest = round(math.log10(ratio))
     if nearest >= 3 and abs(ratio / 10.0**nearest - 1) < 0.05:
         return f"{power_of_ten(nearest)} times"

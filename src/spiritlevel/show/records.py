@@ -9,6 +9,9 @@ from spiritlevel.measuring.value import ErrorKind, Value
 INVARIANCES: Mapping[str, str] = {
     "layer": "unchanged when a whole layer is multiplied by α and another divided by it: W₁ → αW₁, W₂ → W₂/α",
     "neuron": "unchanged when one neuron is rescaled: row i of Wₗ and bₗᵢ times α, column i of Wₗ₊₁ divided by α",
+    "linear": "unchanged when two linear maps with nothing between them change basis: W₁ → AW₁, W₂ → W₂A⁻¹ for invertible A",
+    "rotation": "unchanged when a residual stream that is normalized wherever it is read is rotated",
+    "input map": "unchanged when the data go through an invertible map that the first layer undoes",
     "output": "unchanged when the outputs of the network are multiplied by a constant: f → αf",
 }
 

@@ -23,11 +23,11 @@ from spiritlevel.show.citations import CITATIONS
 from spiritlevel.show.numbers import plain_text, seconds_text, significant, value_and_error
 from spiritlevel.show.records import BARS, certainty
 
-_LETTERS = {"layer": "L", "neuron": "N", "output": "O"}
+_LETTERS = {"layer": "L", "neuron": "N", "linear": "M", "rotation": "R", "input map": "I", "output": "O"}
 # Below this width the error stands under its value, and what a measure survives under how sure it is.
 _WIDE = 76
 _BARS = "▁▂▃▄▅▆▇█"
-_SURVIVES = "survives the rescaling of: " + ", ".join(f"{letter} {claim}" for claim, letter in _LETTERS.items())
+_SURVIVES = "survives: " + ", ".join(f"{letter} {claim}" for claim, letter in _LETTERS.items())
 
 
 def render(renderable: RenderableType, width: int | None = None) -> str:
@@ -162,7 +162,7 @@ def _number(number: str, value: Value) -> Text:
 def _letters(claims: frozenset[str] | None) -> str:
     if claims is None:
         return "?"
-    return " ".join(letter if claim in claims else "·" for claim, letter in _LETTERS.items())
+    return "".join(letter if claim in claims else "·" for claim, letter in _LETTERS.items())
 
 
 def _footnotes(reports: Mapping[str, Report], *, legend: bool = True) -> list[RenderableType]:
