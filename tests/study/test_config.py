@@ -14,6 +14,7 @@ BUILT_IN = (
     "petzka-mnist",
     "rangamani-cifar10",
     "rangamani-mnist",
+    "transformers",
     "tsuzuku-cifar10",
     "tsuzuku-mnist",
 )
@@ -186,11 +187,14 @@ def test_quick_needs_something_to_do(tiny):
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_studies_are_whole(name):
     assert list_studies().keys() == set(BUILT_IN)
-    full, quick = read_plan(name, data_folder="/somewhere"), read_plan(name, quick=True)
-    assert full.paper == quick.paper == ("dinh2017" if name == "dinh-attack" else f"{name.split('-')[0]}2019")
+    folder = None if name == "transformers" else "/somewhere"
+    full, quick = read_plan(name, data_folder=folder), read_plan(name, quick=True)
+    papers = {"dinh-attack": "dinh2017", "transformers": "spiritlevel2026"}
+    assert full.paper == quick.paper == papers.get(name, f"{name.split('-')[0]}2019")
     assert len(quick.cells) <= len(full.cells)
     assert {cell.config.data.name for cell in quick.cells} == {"digits"}
-    assert {cell.config.data.spec for cell in full.cells} <= {"mnist:/somewhere", "cifar10:/somewhere"}
+    allowed = {"digits"} if name == "transformers" else {"mnist:/somewhere", "cifar10:/somewhere"}
+    assert {cell.config.data.spec for cell in full.cells} <= allowed
     for name in {cell.config.model.name for cell in quick.cells}:
         build_model(name, input_shape=(1, 8, 8), classes=10, width=0.25)
 
@@ -220,7 +224,8 @@ def test_a_grid_that_is_too_large_is_refused_with_its_size_before_it_is_made(tin
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_quick_version_is_titled_by_what_it_trains_on(name):
-    full, quick = read_plan(name, data_folder="/somewhere"), read_plan(name, quick=True)
+    folder = None if name == "transformers" else "/somewhere"
+    full, quick = read_plan(name, data_folder=folder), read_plan(name, quick=True)
     assert quick.title == f"quick version, trained on digits, of “{full.title}”"
     assert str(quick) == f"{name}: {quick.title}; {len(quick.cells)} networks"
     assert (full.to_dict()["quick"], quick.to_dict()["quick"]) == (False, True)
@@ -242,3 +247,8 @@ def test_values_nested_deeper_than_python_follows_are_refused(tiny):
     assert read_override(f"a={deep}", "--set") == ("a", deep)
     Path(tiny).write_text(f"title = {deep}\n")
     assert "not valid TOML" in refusal(tiny)
+
+
+def test_a_network_has_one_twin(tiny):
+    both = ["measure.orbit=0.5", "measure.rescale=[1, 2]"]
+    assert "every network has one twin: leave out orbit or rescale" in refusal(tiny, overrides=both)

@@ -3,7 +3,13 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
-from spiritlevel.study.measuring import measure_all, measure_cell, measured_samples, random_layer_factors
+from spiritlevel.study.measuring import (
+    measure_all,
+    measure_cell,
+    measured_samples,
+    moved_along_orbit,
+    random_layer_factors,
+)
 from spiritlevel.study.settings import CellConfig, MeasureSection
 from spiritlevel.study.train import build, load_samples, noisy_labels
 from spiritlevel.subjects.networks import build_model
@@ -95,3 +101,12 @@ def test_maximisers_are_left_out_of_what_is_stored(network):
     found = measure_cell(config(measures=["hessian_spectral_norm", "epsilon_sharpness"]), network, data)
     assert {value["witness"] for value in found["measures"]["values"].values()} == {None}
     assert sl.Report.from_dict(found["measures"])["hessian_spectral_norm"].value > 0
+
+
+def test_a_twin_along_the_orbit_has_the_same_function_and_other_weights():
+    model = build_model("transformer-1", input_shape=(1, 8, 8), classes=10, width=0.25).double()
+    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    twin = moved_along_orbit(model, x, 0.5, seed=0)
+    torch.testing.assert_close(twin(x), model(x), rtol=1e-9, atol=1e-9)
+    ratio = (twin.blocks[0].q.weight / model.blocks[0].q.weight).detach()
+    assert float(ratio.std(1).min()) > 0.1  # no row was only rescaled

@@ -1,4 +1,4 @@
-"""Measuring one trained cell: at its minimum, after a random rescaling of its layers, after attacks on its flatness."""
+"""Measuring one trained cell: at its minimum, after a random rescaling or move along its orbit, after attacks on its flatness."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ def measure_cell(config: CellConfig, model: nn.Module, data: Pair) -> dict[str, 
         twin = rescale_layers(model, factors, data[0][:4])
         found["rescaled"] = _document(measure_all(section, twin, data))
         found["rescaling"] = factors
+    if section.orbit is not None:
+        twin = moved_along_orbit(model, data[0][:4], section.orbit, seed_for(config.seed, "rescaling"))
+        found["rescaled"] = _document(measure_all(section, twin, data))
     for target in section.attack_targets:
         attack = sharpen(model, data, _loss(section.loss), target=target)
         found["attacks"].append(
@@ -83,6 +86,12 @@ def measure_all(section: MeasureSection, model: nn.Module, data: Pair) -> Report
         labelled = {f"{name}(loss={also.loss})": value for name, value in further.values.items()}
         report = replace(report, values={**report.values, **labelled}, cost=_sum(report.cost, further.cost))
     return report
+
+
+def moved_along_orbit(model: nn.Module, example: Tensor, strength: float, seed: int) -> nn.Module:
+    """The same function with other weights: a random member of all groups that were found, shifts left out."""
+    symmetries = find_symmetries(model, example)
+    return symmetries.sample(strength, seed, kinds=["rescaling", "linear", "rotation"]).apply(model)
 
 
 def random_layer_factors(

@@ -11,6 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -173,7 +174,9 @@ class MeasureSection(Under):
     """What is measured at the minimum, on all training samples or on `samples` of them.
 
     `also` are measures under other losses; `rescale` = [low, high] measures everything again after every layer but the
-    last of a chain was multiplied by a random factor from that range; `attack_targets` after each of these attacks.
+    last of a chain was multiplied by a random factor from that range; `orbit` = strength after a random move along all
+    symmetries that were found: rescalings, invertible matrices in attention, rotations; `attack_targets` after each of
+    these attacks.
 
     Networks are also measured along their training: where the loss of the whole training set is first at or below each of
     `at_loss`, and after each of `at_epochs`; there `measures_along`, or all that is measured at the end.
@@ -184,6 +187,7 @@ class MeasureSection(Under):
     tolerance: Annotated[float, Field(gt=0, lt=1, strict=True)] = 1e-3
     dtype: Literal["float32", "float64"] | None = None
     rescale: tuple[Positive, Positive] | None = None
+    orbit: Positive | None = None
     attack_targets: tuple[Positive, ...] = ()
     measure_excluded: Annotated[bool, Field(strict=True)] = False
     at_loss: tuple[Positive, ...] = ()
@@ -210,6 +214,13 @@ class MeasureSection(Under):
     def _range(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
         if value is not None and value[0] > value[1]:
             raise ValueError("is a range [low, high] of factors; low must not exceed high")
+        return value
+
+    @field_validator("orbit")
+    @classmethod
+    def _one_twin(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("rescale") is not None:
+            raise ValueError("every network has one twin: leave out orbit or rescale")
         return value
 
 

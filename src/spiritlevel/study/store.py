@@ -57,7 +57,7 @@ def hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
     seeds are trained together.
     """
     settings = config.model_dump(mode="json", exclude=_NOT_IN_NAMES)
-    settings["measure"] = {key: value for key, value in settings["measure"].items() if value or key not in _ALONG}
+    settings["measure"] = {key: value for key, value in settings["measure"].items() if value or key not in _LATER}
     return _digest(settings, fingerprint, code)
 
 
@@ -71,8 +71,8 @@ def training_hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE)
     return _digest(settings, fingerprint, Code(code.network))
 
 
-# Cells that are not measured along their training keep the names they always had.
-_ALONG = ("at_loss", "at_epochs", "measures_along")
+# Cells that are not measured along their training, or moved along their orbits, keep the names they always had.
+_LATER = ("at_loss", "at_epochs", "measures_along", "orbit")
 _NOT_IN_NAMES: dict[str, Any] = {"data": {"folder"}, "training": {"ensemble"}}
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from spiritlevel.errors import SpiritLevelError, suggest
 from spiritlevel.subjects.factory import import_factory
+from spiritlevel.subjects.networks.attention import HEADS, Transformer
 from spiritlevel.subjects.networks.convolutional import VGG16, AlexNet, ConvNet, LeNet
 from spiritlevel.subjects.networks.dense import FullyConnected
 from spiritlevel.subjects.networks.initialize import SCHEMES, initialize
@@ -63,6 +64,7 @@ def list_models() -> dict[str, str]:
     listed["mlp:300-100"] = "fully connected with these hidden widths; or all sizes, as mlp:784-300-100-10"
     listed["resnetN"] = "CIFAR ResNet with N = 6n + 2 layers"
     listed["wrn-D-K"] = "wide ResNet with D = 6n + 4 layers and width factor K"
+    listed["transformer-N"] = "N blocks of attention on patches of an image: RMS normalization, 4 heads, ReLU"
     listed["package.module:factory"] = "your own; called with those of input_shape, classes and width that it names"
     return listed
 
@@ -94,6 +96,8 @@ def _build(name: str, shape: Shape, classes: int, width: float) -> nn.Module:
         model = _resnet(int(match[1]))
     elif match := re.fullmatch(r"wrn-(\d+)-(\d+)", name):
         model = _wide_resnet(int(match[1]), int(match[2]))
+    elif match := re.fullmatch(r"transformer-(\d+)", name):
+        model = _transformer(int(match[1]))
     elif is_own_model(name):
         return _build_own(name, shape, classes, width)
     else:
@@ -203,6 +207,15 @@ def _wide_resnet(layers: int, factor: int) -> _Model:
 
     return _Model(
         build, f"wide ResNet with {layers} layers and width factor {factor}, batch normalization (tsuzuku2019)"
+    )
+
+
+def _transformer(blocks: int) -> _Model:
+    if blocks < 1:
+        raise SpiritLevelError("a transformer has at least one block: transformer-1")
+    return _Model(
+        lambda shape, classes, width: Transformer(shape, classes, blocks, HEADS * _scale(8, width)),
+        f"{blocks} blocks of attention on patches of an image",
     )
 
 
