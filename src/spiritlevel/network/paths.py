@@ -104,8 +104,13 @@ def log_path_sum(
     Refuses networks with operations through which paths have no weight, such as a softmax.
     """
     mode = _Paths(tensors, inputs, power)
-    with torch.no_grad(), mode:
-        result = run()
+    try:
+        with torch.no_grad(), mode:
+            result = run()
+    except TracingError:
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:  # code of the network that looks at numbers
+        raise TracingError(f"the network cannot be run on sums over paths: {error}") from error
     if not isinstance(result, Tensor) or not mode.known(result):
         raise TracingError("the outputs do not come from the inputs by linear maps, rectifiers and pooling")
     total = float(result.sum())
@@ -193,6 +198,8 @@ class _Paths(ParameterMode):
         if function in _MAX_POOLS or function in _ADAPTIVE_MAX:
             return self._largest(function, args, kwargs)
         result = function(*args, **kwargs)
+        if name in ("to", "type", "type_as") and isinstance(result, Tensor) and result.is_floating_point():
+            return self._carry(tracked[0].clone(), self.log_of(tracked[0]))  # in double precision all the same
         if name in _PASSING and len(tracked) == 1:
             return self._passed(result, self.log_of(tracked[0]))
         if not any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(result)):
