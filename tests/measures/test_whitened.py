@@ -193,6 +193,15 @@ def test_no_symmetry_of_a_transformer_moves_whitened_flatness(change, only_probe
         assert abs(after["rho_row_sum"].value / before["rho_row_sum"].value - 1) > 0.02
 
 
+def test_what_else_is_asked_for_does_not_change_its_probes(only_probes):
+    """Other measures may take another number of probes for an equivalent network."""
+    model, x, y = cases.by_name("GELU").make()
+    names = ["whitened_flatness", "hessian_trace", "rho_sum", "relative_flatness"]
+    alone, among = (sl.measure(model, (x, y), measures=some, tolerance=0.05) for some in (names[:1], names))
+    assert not alone["whitened_flatness"].exact
+    assert among["whitened_flatness"].value == alone["whitened_flatness"].value
+
+
 def test_an_invertible_map_of_the_inputs_does_not_move_it():
     model, x, y = cases.by_name("mlp").make()
     before = sl.measure(model, (x, y), measures=["whitened_flatness"])["whitened_flatness"]

@@ -108,7 +108,7 @@ class Estimates:
 
 
 def merged(parts: Iterable[Estimates]) -> Estimates:
-    """Estimates of different parameters as one."""
+    """Estimates of different parameters or statistics as one."""
     together = Estimates()
     for part in parts:
         together.products += part.products

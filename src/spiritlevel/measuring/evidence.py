@@ -21,7 +21,7 @@ from spiritlevel.curvature.fisher import fisher_by_sample
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair
-from spiritlevel.curvature.metrics import Metrics
+from spiritlevel.curvature.metrics import METRICS, Metrics
 from spiritlevel.curvature.operators import scaling
 from spiritlevel.curvature.rounding import array_shifts, rounding_errors, widened
 from spiritlevel.curvature.statistics import (
@@ -263,17 +263,13 @@ class Evidence:
     def _probed(
         self, products: HessianProducts, names: Sequence[str], kinds: frozenset[str], known: Mapping[str, Arrays]
     ) -> Estimates:
-        return probe(
-            products,
-            self.anatomy.layers,
-            names,
-            kinds,
-            known,
-            tolerance=self.probe_tolerance,
-            most_probes=self.most_probes,
-            generator=self.generator("probes"),
-            metrics=self.metrics,
-        )
+        """Each metric with random numbers of its own: what else is asked for must not change what a symmetry leaves alone."""
+        plain = kinds.difference(METRICS)
+        families = [(plain, "probes")] if plain else []
+        families += [(frozenset([kind]), f"probes {kind}") for kind in METRICS if kind in kinds]
+        one = functools.partial(probe, products, self.anatomy.layers, names, known=known, metrics=self.metrics)
+        one = functools.partial(one, tolerance=self.probe_tolerance, most_probes=self.most_probes)
+        return merged(one(wanted=family, generator=self.generator(purpose)) for family, purpose in families)
 
     def _slow_fisher(self) -> dict[str, Tensor]:
         """Parameters the sweep cannot read sample by sample: one gradient a sample, for these only."""

@@ -20,8 +20,8 @@ class Block(nn.Module):
         y = self.norm1(x)
         q, k, v = (part(y).unflatten(2, (HEADS, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
         x = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        result: Tensor = x + self.down(F.relu(self.up(self.norm2(x))))
-        return result
+        out: Tensor = x + self.down(F.relu(self.up(self.norm2(x))))
+        return out
 
 
 class Transformer(nn.Module):
