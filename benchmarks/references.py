@@ -60,7 +60,7 @@ def train(model: nn.Module, data: Dataset, epochs: int) -> None:
     """Adam with batches of 128."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for _ in range(epochs):
-        for rows in torch.randperm(len(data)).split(128):  # type: ignore[no-untyped-call]
+        for rows in torch.randperm(len(data)).tensor_split(max(1, len(data) // 128)):
             optimizer.zero_grad()
             F.cross_entropy(model(data.x[rows]), data.y[rows]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -46,7 +46,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 
 # Tests of what is no room: of the house and its documents, of many rooms at once, and of what is not installed.
-OTHER_TESTS = frozenset({"architecture", "docs", "results_page", "zoo", "fuzz", "benchmarks"})
+OTHER_TESTS = frozenset({"site", "architecture", "docs", "results_page", "zoo", "fuzz", "benchmarks"})
 
 
 class Arrow(NamedTuple):
@@ -360,3 +360,31 @@ def test_importing_brings_along_nothing_that_measuring_does_without():
     loaded = after_import()
     assert slow & loaded == set()
     assert {m for m in loaded if m.startswith("spiritlevel.") and m.split(".")[1] in ("show", "study", "cli")} == set()
+
+
+def test_every_public_method_says_what_it_does() -> None:
+    for name in sl.__all__:
+        public = getattr(sl, name)
+        for kind in public.__mro__ if isinstance(public, type) else ():
+            for attribute, entry in vars(kind).items() if kind.__module__.startswith("spiritlevel") else ():
+                function = entry.fget if isinstance(entry, property) else getattr(entry, "__func__", entry)
+                if not attribute.startswith("_") and inspect.isfunction(function):
+                    assert function.__doc__ or function.__name__ == "<lambda>", (
+                        f"sl.{name}.{attribute} has no docstring"
+                    )
+
+
+def test_importing_the_library_brings_neither_matplotlib_nor_statistics() -> None:
+    code = "import sys, spiritlevel; print([m for m in ('matplotlib', 'scipy.stats', 'jinja2') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_a_typing_error_on_the_command_line_is_answered_without_them() -> None:
+    code = (
+        "import sys, spiritlevel.cli as cli\n"
+        "try: cli.main(['mesure'])\n"
+        "except SystemExit as end: print(end.code, [m for m in ('matplotlib', 'scipy.stats', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    assert done.stdout.strip() == "2 []"
+    assert "No such command 'mesure'; did you mean 'measure'?" in done.stderr

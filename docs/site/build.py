@@ -48,7 +48,10 @@ def main() -> None:
     (SOURCE / "notebooks.md").write_text(notebooks(run=not quick), encoding="utf-8")
     build_pages(load_config(str(ROOT / "mkdocs.yml")))
     problems = broken_links(SITE)
-    print("\n".join(problems) or f"{SITE / 'index.html'}: all links lead somewhere")
+    print(
+        "\n".join(problems)
+        or f"{SITE / 'index.html'}: all links lead somewhere. With search: {sys.executable} -m http.server -d {SITE}"
+    )
     sys.exit(bool(problems))
 
 

@@ -81,6 +81,7 @@ class Audit:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def finding(self, measure: str, kind: str) -> Finding:
+        """What was found for one measure under one kind of change."""
         for each in self.findings:
             if each.measure == measure and each.kind == kind:
                 return each
@@ -99,10 +100,12 @@ class Audit:
 
     @property
     def failed_claims(self) -> tuple[Finding, ...]:
+        """Findings that contradict what a measure claims to survive."""
         return tuple(each for each in self.findings if each.claim_fails)
 
     @property
     def kinds(self) -> tuple[str, ...]:
+        """The kinds of change that were tried."""
         return tuple(dict.fromkeys(each.kind for each in self.findings))
 
     def series(self, measure: str, kind: str) -> list[tuple[float, float]]:
@@ -111,10 +114,12 @@ class Audit:
         return found + [(t.strength, t.report[measure].value) for t in self.trials if t.kind == kind]
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings: what `save` writes."""
         return FORMAT.document(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Audit:
+        """The audit that `to_dict` described."""
         parts = FORMAT.parts(plain)
         return cls(
             findings=tuple(Finding(**{**each, "factor": number(each["factor"])}) for each in parts["findings"]),

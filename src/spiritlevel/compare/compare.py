@@ -68,6 +68,7 @@ class Comparison:
 
     @property
     def names(self) -> list[str]:
+        """The names of the networks, in the order given."""
         return list(self.reports)
 
     @property

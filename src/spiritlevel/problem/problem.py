@@ -330,6 +330,7 @@ class Problem:
             self._plain = contextlib.nullcontext()
 
     def whole_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, float]:
+        """The mean loss of a batch that stays whole, and its weight, as the caller's loss says them."""
         with self._plain:
             result = self._slots.call(
                 self._tensors(parameters), lambda: self.loss_function.mean(self.module, batch.content)
@@ -373,6 +374,7 @@ class Problem:
         return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // per_sample))
 
     def known_storages(self) -> set[int]:
+        """Where the tensors of the model lie, which a pass does not have to keep."""
         return {tensor.untyped_storage().data_ptr() for tensor in (*self.parameters.values(), *self.fixed.values())}
 
 

@@ -110,10 +110,12 @@ class Spectrum:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings: what `save` writes."""
         return FORMAT.document(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Spectrum:
+        """The spectrum that `to_dict` described."""
         parts = from_json_ready(FORMAT.parts(plain))
         return cls(
             operator=parts["operator"],
@@ -134,6 +136,7 @@ class Spectrum:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spectrum:
+        """Read what `save` wrote."""
         return cls.from_dict(FORMAT.load(path))
 
 

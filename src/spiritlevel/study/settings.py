@@ -38,6 +38,8 @@ CROSSED = ("data", "model", "training")
 
 
 class Section(BaseModel):
+    """A part of a study: keys that are not known are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
