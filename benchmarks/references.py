@@ -80,12 +80,23 @@ def resnet20(folder: str, checkpoint: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure all and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-folder", required=True)
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument(
+        "--data-folder", help="where MNIST and CIFAR-10 are; without it the demonstration's networks only"
+    )
+    parser.add_argument("--checkpoint", type=Path, help="the weights of ResNet-20")
     given = parser.parse_args()
-    found = [*demonstration(), lenet(given.data_folder), resnet20(given.data_folder, given.checkpoint)]
+    found = demonstration()
+    write(found)  # at every step: an interruption keeps what is done
+    if given.data_folder:
+        write(found := [*found, lenet(given.data_folder)])
+    if given.data_folder and given.checkpoint:
+        write([*found, resnet20(given.data_folder, given.checkpoint)])
+
+
+def write(found: list[dict[str, Any]]) -> None:
+    """The table so far."""
     FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(FILE)
+    print(f"{FILE}: {', '.join(each['name'] for each in found)}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import logging
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -102,14 +103,16 @@ def notebooks(*, run: bool) -> str:
     for path in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
         if run:
-            NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+            with tempfile.TemporaryDirectory() as folder:  # where a notebook writes its pictures
+                place = {"metadata": {"path": folder}}
+                NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
         body, resources = MarkdownExporter().from_notebook_node(notebook)  # type: ignore[no-untyped-call]
-        folder = SOURCE / "notebooks"
-        folder.mkdir(exist_ok=True)
+        pages = SOURCE / "notebooks"
+        pages.mkdir(exist_ok=True)
         for name, content in resources.get("outputs", {}).items():
-            (folder / f"{path.stem}-{name}").write_bytes(content)
+            (pages / f"{path.stem}-{name}").write_bytes(content)
             body = body.replace(f"({name})", f"({path.stem}-{name})")
-        (folder / f"{path.stem}.md").write_text(body, encoding="utf-8")
+        (pages / f"{path.stem}.md").write_text(body, encoding="utf-8")
         lines.append(f"- [{notebook.cells[0].source.splitlines()[0].lstrip('# ')}](notebooks/{path.stem}.md)")
     return "\n".join([*lines, ""])
 
