@@ -112,3 +112,16 @@ def test_wrong_use_of_spectrum_is_said(trained, tmp_path, run):
         code, _, err = run("spectrum", *trained, *options)
         assert code == 2
         assert message in err
+
+
+def test_both_write_a_page_that_says_what_was_measured(trained, tmp_path, run):
+    spectrum = ["spectrum", *trained, "--probes", "2", "--steps", "6", "--ends", "1"]
+    line = ["landscape", *trained, "--points", "3", "--seeds", "1", "--out", tmp_path / "out"]
+    for command, title in ((spectrum, "Spectrum of the hessian"), (line, "Landscape")):
+        page = tmp_path / "page.html"
+        code, _, err = run(*command, "--html", page, "--quiet")
+        assert (code, err) == (0, "")
+        text = page.read_text()
+        assert title in text
+        assert "digits, train split, 60 samples chosen at random (seed 0)" in text
+        assert "model1.safetensors (sha256 " in text

@@ -45,7 +45,7 @@ def spectrum(
 
     Started by torchrun, the processes share the data.
     """
-    check_files("--html or --picture", json_file, picture or html_file, quiet)
+    check_files("--picture", json_file, picture or html_file, quiet)
     check_writable("--html", html_file)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise SpiritLevelError(f"--picture must end in .png, .svg or .pdf, got {picture.name!r}")
