@@ -15,7 +15,9 @@ def test_a_measure_is_placed_among_well_known_networks():
     assert all(math.isfinite(value) and value > 0 for each in known for value in each.values.values())
     report = sample_report()
     report = replace(report, problem={**report.problem, "loss_function": "cross_entropy"})
-    words = scale_words(report, "kappa_trace_sum") if "kappa_trace_sum" in report else scale_words(report, "hessian_trace")
+    words = (
+        scale_words(report, "kappa_trace_sum") if "kappa_trace_sum" in report else scale_words(report, "hessian_trace")
+    )
     assert all(each.name in words for each in known)
     table = reference_table(report)
     assert table.rows[0][0] == "this network"
