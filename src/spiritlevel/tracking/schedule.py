@@ -52,15 +52,23 @@ class Group:
         names: Their names.
         cost: Seconds that the next time will take, as far as is known.
         spent: Seconds so far.
+        timed: Whether it was ever finished, so that `cost` is more than a guess.
     """
 
     names: list[str]
     cost: float
     spent: float = 0.0
+    timed: bool = False
 
     def paid(self, seconds: float) -> None:
         """This time it took so long; the next one may take as long as the slower of this time and the times before."""
-        self.cost = max(seconds, (self.cost + seconds) / 2) if self.spent else seconds
+        self.cost = max(seconds, (self.cost + seconds) / 2) if self.timed else seconds
+        self.spent += seconds
+        self.timed = True
+
+    def gave_up(self, seconds: float) -> None:
+        """After so long it was not done: it takes twice as long, as far as is known."""
+        self.cost = 2 * max(seconds, self.cost)
         self.spent += seconds
 
 
@@ -97,15 +105,23 @@ class Budget:
     overhead: float
 
     def due(self, clock: Clock, groups: dict[str, Group]) -> list[str]:
-        """The groups whose next time fits into their share and, with the others, into the whole."""
-        allowed = self.overhead * clock.trained
-        left = allowed - clock.spent
-        found = []
+        """The groups whose next time fits into their share and, with the others, into the whole.
+
+        A group that was never timed comes alone: it may have to be given up.
+        """
+        left = self.overhead * clock.trained - clock.spent
+        found: list[str] = []
         for kind, group in groups.items():
-            if group.spent + group.cost <= allowed / len(groups) and group.cost <= left:
+            if group.cost <= min(left, self.share(clock, groups, kind)):
+                if not group.timed:
+                    return [kind]
                 left -= group.cost
                 found.append(kind)
         return found
+
+    def share(self, clock: Clock, groups: dict[str, Group], kind: str) -> float:
+        """The seconds that a group may still take."""
+        return self.overhead * clock.trained / len(groups) - groups[kind].spent
 
 
 @dataclass

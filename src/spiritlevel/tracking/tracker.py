@@ -34,6 +34,7 @@ from spiritlevel.tracking.thresholds import thresholds
 OVERHEAD = 0.05
 
 Logger = Callable[[Mapping[str, float], int], None]
+Watch = Callable[[str, float], None]
 
 # What may go wrong in the middle of a training without ending it: the point says so.
 _FAILURES = (SpiritLevelError, ArithmeticError, MemoryError, torch.OutOfMemoryError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
@@ -177,6 +178,10 @@ class Tracker:
             known = None if not self.history or self.history[-1].step != step else self.history[-1]
             names = [name for name in names if known is None or name not in known]
             return known if not names else self._point(step, names, reason, levels, loss, epoch)
+        except _TooLongError as late:
+            self._groups[late.kind].gave_up(time.perf_counter() - entered)
+            self._weights_were = None  # not of a point
+            return None
         finally:
             self.clock.leave(entered, time.perf_counter())
 
@@ -236,7 +241,7 @@ class Tracker:
             self._check_probe_and_model()
             notes += self._unchanged(step)
             ready, waiting = self._ready(names)
-            report = self._measured(ready, seconds) if ready else None
+            report = self._measured(ready, seconds, self._deadline(reason, ready)) if ready else None
             point = replace(point, notes=(*notes, *waiting, *(report.notes if report is not None else ())))
             if report is not None:
                 interrupted = report.interrupted
@@ -263,9 +268,23 @@ class Tracker:
         missing = [name for name in names if name in waiting]
         return ready, tuple(f"{name} comes after the optimizer's first step" for name in missing)
 
-    def _measured(self, measures: list[Measure], seconds: dict[str, float]) -> Report:
+    def _measured(self, measures: list[Measure], seconds: dict[str, float], watch: Watch | bool) -> Report:
         timed = [replace(each, compute=partial(_timed, each.compute, seconds)) for each in measures]
-        return measure(self.model, self.probe, self.loss, measures=timed, starts=self._starts, **self._options)
+        options = {**self._options, "starts": self._starts, "progress": watch}
+        return measure(self.model, self.probe, self.loss, measures=timed, **options)
+
+    def _deadline(self, reason: str, measures: list[Measure]) -> Watch | bool:
+        """What ends a measurement of the budget whose cost was only guessed, when its share is used up."""
+        kind = kind_of(measures[0]) if measures else ""
+        if self._budget is None or reason != "budget" or self._groups[kind].timed:
+            return False
+        late = time.perf_counter() + self._budget.share(self.clock, self._groups, kind)
+
+        def watch(_stage: str, _passes: float) -> None:
+            if time.perf_counter() > late:
+                raise _TooLongError(kind)
+
+        return watch
 
     def _pay(self, names: list[str], seconds: Mapping[str, float], spent: float) -> None:
         """Charge every group of measures what it took, and its share of what all of them needed."""
@@ -336,6 +355,14 @@ class Tracker:
 
 class _Refusal(SpiritLevelError):
     """What a tracker does not go on with."""
+
+
+class _TooLongError(Exception):
+    """A measurement takes longer than its share of the budget."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
 
 
 def _timed(
