@@ -241,6 +241,16 @@ def test_inputs_of_lower_rank_are_told_and_noise_stays_within_them():
     assert value.layers["0.weight"] == pytest.approx(wanted, rel=1e-9)
 
 
+def test_a_layer_whose_inputs_are_zero_has_no_curvature():
+    model, x, y = problems()["convolution"]
+    with torch.no_grad():
+        model[0].bias.fill_(-100.0)  # silent
+    names = ["whitened_flatness", "whitened_flatness_max"]
+    report = sl.measure(model, (x, y), measures=names, tolerance=1e-2)
+    assert report["whitened_flatness"].layers["2.weight"] == 0
+    assert report["whitened_flatness"].layers["5.weight"] > 0
+
+
 def test_single_precision_says_how_far_it_may_be_off():
     model, x, y = cases.by_name("mlp").make()
     exact = sl.measure(model, (x, y), measures=["whitened_flatness"])["whitened_flatness"]

@@ -52,7 +52,8 @@ def rows_first(layer: Layer, kind: str) -> bool:
 
 def as_blocks(layer: Layer, kind: str, tensor: Tensor) -> Tensor:
     """A tensor of the weight's shape as (groups, a, b)."""
-    blocks = tensor.reshape(layer.groups, tensor.shape[0] // layer.groups, -1)
+    rest = tensor.shape[1:].numel()  # not −1: a layer of width zero has no entries to tell it from
+    blocks = tensor.reshape(layer.groups, tensor.shape[0] // layer.groups, rest)
     return blocks.mT if rows_first(layer, kind) else blocks
 
 
@@ -143,7 +144,7 @@ def _patches(linear: LinearMap) -> Iterator[Tensor]:
     """φ as (groups, a, positions) in double precision, some samples at a time."""
     phi, groups = linear.inputs.detach(), linear.layer.groups
     if linear.kind == "dense":
-        rows = phi.reshape(1, -1, phi.shape[-1])
+        rows = phi.reshape(1, phi.shape[:-1].numel(), phi.shape[-1])
         for some in torch.split(rows, max(1, PATCH_BYTES // (8 * max(1, phi.shape[-1]))), dim=1):
             yield some.double().mT  # (1, a, positions), of which the transpose is contiguous
         return

@@ -44,6 +44,7 @@ def layer_metrics(
     if not kinds:
         return {}
     parameters = problem.parameters
+    layers = {name: layer for name, layer in layers.items() if parameters[name].numel()}
     wide = frozenset(name for name, layer in layers.items() if inputs_of(layer, parameters[name].shape) > MOST_INPUTS)
     sketches = {name: generator(f"sketch {name}") for name in probed if WHITENED in kinds}
     found = moments(problem, layers, full=lambda name: WHITENED in kinds and name not in wide, sketches=sketches)
@@ -80,7 +81,7 @@ def _whitened(
         weight = problem.parameters[name]
         if moment.kind == "lookup":
             metrics[name] = _lookup(moment, problem, generator if name in probed else None)
-        elif name in factors:
+        elif name in factors and any(factor.rank for factor in factors[name]):  # else its inputs are zero, and so is it
             own = factors[name]
             if moment.sketch is not None:
                 own = [turned(factor, sketch) for factor, sketch in zip(own, moment.sketch, strict=True)]
