@@ -21,7 +21,7 @@ def list_measures() -> list[Measure]:
     """Every measure as a record with `name`, `paper`, `summary`, `formula`, `invariant_under` and `options`.
 
     >>> [measure.formula for measure in list_measures() if measure.paper == "liang2019"]
-    ['Σ_i θ_i² · (1/N) Σ_n (∂ℓ_n/∂θ_i)²']
+    ['Σ_i θ_i² · (1/N) Σ_n (∂ℓ_n/∂θ_i)²', 'θᵀ I(θ) θ = (1/N) Σ_n (θ·∇ℓ_n)²']
     """
     return list(ALL.values())
 
