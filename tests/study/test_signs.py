@@ -113,3 +113,9 @@ def test_the_command_names_the_winner_and_writes_page_and_table(tmp_path: Path) 
     assert best in page.read_text(encoding="utf-8")
     assert table.read_text(encoding="utf-8").startswith("study,at,factor,first,last,")
     assert standings_table(SignTest([read_study(folder)], draws=100)).rows[0][0] == best
+
+
+def test_measures_that_err_alike_share_the_lead() -> None:
+    [first, second, *_] = winner_sentences(SignTest([study(GAPS, one=RIGHT, two=RIGHT, wrong=WRONG)], draws=100))
+    assert first.startswith("one, together with 1 other, errs least: a mean sign error of 0.00")
+    assert second.startswith("Its lead over wrong, 1.00")

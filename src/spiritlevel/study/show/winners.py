@@ -76,12 +76,14 @@ def winner_sentences(test: SignTest) -> list[str]:
     if not standings:
         return [f"No environment has {FEWEST_PAIRS:g} sure pairs of networks yet, so that no measure can be judged."]
     best = standings[0]
+    equal = sum(abs(standing.mean.value - best.mean.value) < 1e-12 for standing in standings[1:])
+    shared = f", together with {'1 other' if equal == 1 else f'{equal} others'}," if equal else ""
     said = [
-        f"{plain_text(best.measure)} errs least: a mean sign error of {interval_text(best.mean)} over "
+        f"{plain_text(best.measure)}{shared} errs least: a mean sign error of {interval_text(best.mean)} over "
         f"{best.environments} environments, where a coin has 0.5."
     ]
-    if len(standings) > 1:
-        second = standings[1]
+    if len(standings) > 1 + equal:
+        second = standings[1 + equal]
         lead = test.lead(best.measure, second.measure)
         sure = lead.bounded and lead.low > 0
         alike = [s for s in standings[1:] if not test.lead(best.measure, s.measure).low > 0]
