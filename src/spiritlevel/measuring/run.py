@@ -249,7 +249,7 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
     )
     described = _described(evidence, plan.tolerance, plan.seed)
     slope = described.get("gradient_metric_norm", 0.0)
-    notes = (*_missing_words(missing), *doubts(values, slope), *_notes(evidence))
+    notes = (*_missing_words(missing), *_notes(evidence), *doubts(values, slope))
     return Report(values, loss_value, cost, described, environment(), notes, interrupted=bool(missing))
 
 
