@@ -21,7 +21,7 @@ WANTED = ("show/page.html.jinja", "show/page.css", "show/page.js", "show/referen
 def main() -> None:
     """Each step in turn; the first that fails ends it."""
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
-    run(sys.executable, "-m", "build", "--no-isolation", str(ROOT))
+    run(sys.executable, "-m", "build", str(ROOT))
     (wheel,) = (ROOT / "dist").glob("*.whl")
     check(wheel)
     with tempfile.TemporaryDirectory() as folder:
