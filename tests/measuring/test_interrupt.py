@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import types
 
 import pytest
@@ -167,6 +168,28 @@ def test_a_block_that_was_cut_short_changes_nothing_when_its_traceback_is_forgot
     kept.clear()
     assert autocast.__enter__ is entering
     assert model.training
+
+
+def test_overlapping_runs_leave_torch_as_it_was() -> None:
+    """Two threads: the first to come is the first to go, and the second must not put back what the first had changed."""
+    autocast = torch.amp.autocast_mode.autocast
+    entering, fast = autocast.__enter__, torch.backends.mha.get_fastpath_enabled()
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with undisturbed(nn.Linear(2, 2)):
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with undisturbed(nn.Linear(2, 2)):
+        thread.start()
+        assert inside.wait(10)
+    assert autocast.__enter__ is not entering  # the other is still at work
+    leave.set()
+    thread.join(10)
+    assert autocast.__enter__ is entering
+    assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
 def test_ctrl_c_at_any_time_leaves_the_model_as_it_was(subject) -> None:

@@ -224,7 +224,7 @@ def test_a_level_that_cannot_be_measured_says_why_and_the_others_count(
 def test_cells_without_levels_keep_their_names() -> None:
     cell = config([])
     settings = cell.model_dump(mode="json", exclude={"data": {"folder"}, "training": {"ensemble"}})
-    for key in ("at_loss", "at_epochs", "measures_along"):
+    for key in ("at_loss", "at_epochs", "measures_along", "orbit"):
         del settings["measure"][key]
     whole = {"config": settings, "data": "f", "version": __version__}
     canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"))

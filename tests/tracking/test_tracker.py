@@ -365,7 +365,7 @@ def test_an_interruption_reaches_the_training(training, monkeypatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("spiritlevel.measuring.evidence.sweep", interrupted)
+    monkeypatch.setattr("spiritlevel.measuring.evidence.sweep_within", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tracker.step(0)
     assert list(tracker.history[-1].values) == ["gradient_norm"]

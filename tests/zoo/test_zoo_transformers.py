@@ -197,7 +197,7 @@ def test_dicts_with_labels_are_split_at_the_logits(make, shift):
     )
 
 
-def test_the_gauss_newton_part_is_exact_at_the_logits_of_dicts():
+def test_the_gauss_newton_part_is_exact_at_the_logits_of_dicts(only_probes):
     model = gpt2()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.endswith("c_fc.weight"))

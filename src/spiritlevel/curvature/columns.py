@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,13 +63,14 @@ def columns_needed(problem: Problem, tolerance: float) -> Tensor | None:
     sizes = problem.survey.sizes
     if sizes is None or sizes.shape[1] > MOST_COLUMNS:
         return None
-    ascending = sizes.flatten().double().sort().values
-    left = ascending.cumsum(0)
+    ascending = torch.from_numpy(np.sort(sizes.flatten().numpy()))  # torch's would sort their numbers too
+    left = ascending.cumsum(0, dtype=torch.float64)
     last = int((left <= tolerance * left[-1]).sum())
     if not 0 < last < len(ascending):
         return None
-    threshold = (ascending[last - 1] * ascending[last]).sqrt()  # between two, so that rounding moves no column
-    needed = (sizes.double() > threshold).sum(1)
+    # Between two, so that rounding moves no column.
+    threshold = float((ascending[last - 1].double() * ascending[last].double()).sqrt())
+    needed = (sizes > threshold).sum(1)
     return needed if float((needed + 1.0).mean()) <= WORTH_LEAVING * sizes.shape[1] else None
 
 
@@ -109,7 +111,7 @@ def _uncertain_share(sizes: Tensor, needed: Tensor) -> float:
     single neuron fewer samples have a part, so that it takes several standard deviations of the whole.
     """
     places = torch.arange(sizes.shape[1])
-    rest = (sizes.double() * (places >= needed.unsqueeze(1))).sum(1)
+    rest = (sizes * (places >= needed.unsqueeze(1))).sum(1, dtype=torch.float64)
     return min(1.0, 4 * float((2 * rest.square().sum()).sqrt() / rest.sum()))
 
 

@@ -62,22 +62,50 @@ def _patches() -> list[Patch]:
     return [patch for patch in wanted if hasattr(patch[0], patch[1])]
 
 
-class _Open(threading.local):
-    """The states that are to be put back in this thread, the outermost first."""
+class _Shared:
+    """What all runs of the process change together: the first of them changes it, the last one puts it back.
+
+    Runs of several threads overlap, and each would otherwise put back what it found, which is what another had changed.
+    """
 
     def __init__(self) -> None:
-        self.states: list[_State] = []
+        self.runs: list[_State] = []
+        self._lock = threading.RLock()
+        self._patched: list[Patch] = []
+        self._fast = True
+
+    def add(self, run: _State) -> None:
+        with self._lock:
+            if not self.runs:
+                self._patched = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches()]
+                self._fast = torch.backends.mha.get_fastpath_enabled()
+            self.runs.append(run)  # before anything is changed: Ctrl-C may strike here
+            for owner, name, replacement in _patches():
+                setattr(owner, name, replacement)
+            torch.backends.mha.set_fastpath_enabled(False)
+
+    def remove(self, run: _State) -> None:
+        """And every run inside it, which it has put back."""
+        with self._lock:
+            place = self.runs.index(run)
+            left = [each for each in self.runs[place:] if each.thread != run.thread]
+            if not self.runs[:place] and not left:
+                for owner, name, original in self._patched:
+                    setattr(owner, name, original)
+                torch.backends.mha.set_fastpath_enabled(self._fast)
+            self.runs[place:] = left
+
+
+_SHARED = _Shared()
 
 
 class _State:
-    """All that a run may change: modes and tables of the modules, random states, names that are patched.
+    """All that a run may change: modes and tables of the modules, random states.
 
     Ctrl-C may strike as a block is left, before the block can put anything back. Then the block around it does, and the
     one that was cut short must not do so later, when its traceback is forgotten and Python closes it: it would put back
     what was true inside the other.
     """
-
-    _open = _Open()
 
     def __init__(self, model: nn.Module) -> None:
         self._tables, self._entries = _tables(model)
@@ -86,27 +114,21 @@ class _State:
         self._torch = torch.get_rng_state()
         devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
         self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices]
-        self._fast = torch.backends.mha.get_fastpath_enabled()
-        self._patched = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches()]
-        self._open.states.append(self)
+        self.thread = threading.get_ident()
 
     def put_back(self) -> None:
         """Once; called again, it does what an interruption has cut short."""
-        states = self._open.states
-        if self not in states:
+        if self not in _SHARED.runs:
             return
         deque(map(dict.update, self._tables, self._entries), maxlen=0)  # one step, which Ctrl-C cannot divide
         for module, training in self._compiled:
             module.training = training
-        for owner, name, original in self._patched:
-            setattr(owner, name, original)
-        torch.backends.mha.set_fastpath_enabled(self._fast)
         random.setstate(self._random)
         np.random.set_state(self._numpy)  # noqa: NPY002
         torch.set_rng_state(self._torch)
         for device, state in self._cuda:
             torch.cuda.set_rng_state(state, device)
-        del states[states.index(self) :]
+        _SHARED.remove(self)
 
 
 def _tables(model: nn.Module) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -131,15 +153,13 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     before, modes = _State(model), depth()
     try:
         try:
+            _SHARED.add(before)
             with ExitStack() as quiet:
                 quiet.enter_context(torch.inference_mode(False))
                 quiet.enter_context(sdpa_kernel(SDPBackend.MATH))
                 for kind in {"cpu", *(p.device.type for p in model.parameters())}:
                     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                         quiet.enter_context(torch.autocast(kind, enabled=False))
-                for owner, name, replacement in _patches():
-                    setattr(owner, name, replacement)
-                torch.backends.mha.set_fastpath_enabled(False)
                 for module in model.modules():
                     module.training = False
                 yield
