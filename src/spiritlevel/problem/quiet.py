@@ -17,6 +17,8 @@ from torch.utils import checkpoint
 
 from spiritlevel.network.modes import depth, drop_above
 
+# Threads wait so long for one another to begin or end, in seconds; Ctrl-C may have left the lock behind that they wait for.
+PATIENCE = 1.0
 # A name in a module or class, and what stands for it meanwhile.
 Patch = tuple[Any, str, Any]
 
@@ -71,29 +73,38 @@ class _Shared:
     def __init__(self) -> None:
         self.runs: list[_State] = []
         self._lock = threading.RLock()
-        self._patched: list[Patch] = []
+        self._original: dict[tuple[Any, str], Any] = {}
         self._fast = True
 
     def add(self, run: _State) -> None:
-        with self._lock:
-            if not self.runs:
-                self._patched = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches()]
-                self._fast = torch.backends.mha.get_fastpath_enabled()
+        held = self._lock.acquire(timeout=PATIENCE)
+        try:
+            fast = torch.backends.mha.get_fastpath_enabled()
+            self._fast = fast or (self._fast and bool(self.runs))
             self.runs.append(run)  # before anything is changed: Ctrl-C may strike here
             for owner, name, replacement in _patches():
+                if getattr(owner, name) is not replacement:
+                    self._original[owner, name] = getattr(owner, name)
                 setattr(owner, name, replacement)
             torch.backends.mha.set_fastpath_enabled(False)
+        finally:
+            if held:
+                self._lock.release()
 
     def remove(self, run: _State) -> None:
         """And every run inside it, which it has put back."""
-        with self._lock:
+        held = self._lock.acquire(timeout=PATIENCE)
+        try:
             place = self.runs.index(run)
             left = [each for each in self.runs[place:] if each.thread != run.thread]
             if not self.runs[:place] and not left:
-                for owner, name, original in self._patched:
+                for (owner, name), original in self._original.items():
                     setattr(owner, name, original)
                 torch.backends.mha.set_fastpath_enabled(self._fast)
             self.runs[place:] = left
+        finally:
+            if held:
+                self._lock.release()
 
 
 _SHARED = _Shared()
