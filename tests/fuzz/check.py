@@ -155,7 +155,7 @@ def _with_own_rounding(subject: Subject, expected: Mapping[str, Truth]) -> dict[
             parameter.mul_(1 + signs * 2.0**-50)
     moved = truths(quantities(built, subject.options.parameters), expected)
     return {
-        name: replace(truth, own=OWN_ROUNDING * abs(moved[name].value - truth.value))
+        name: replace(truth, own=truth.own + OWN_ROUNDING * abs(moved[name].value - truth.value))
         for name, truth in expected.items()
     }
 

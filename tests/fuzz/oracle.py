@@ -28,6 +28,10 @@ class Truth:
     own: float = 0.0
 
 
+# What rounding leaves of a zero, in units of the largest entry of a block.
+ROUNDED = 2.0**-50
+
+
 @dataclass(frozen=True)
 class Quantities:
     """What all definitions read: H, θ, the places of tensors in both, and (1/N) Σ g_n²."""
@@ -91,8 +95,10 @@ def truths(q: Quantities, wanted: Iterable[str]) -> dict[str, Truth]:
         elif q.layers:
             family, collect = LAYERED[name]
             parts = [family(q, layer) for layer in q.layers]
-            value = (max if collect == "max" else sum)(part.value for part in parts)
-            found[name] = Truth(value, (max if collect == "max" else sum)(part.scale for part in parts))
+            together = max if collect == "max" else sum
+            found[name] = Truth(
+                *(together(getattr(part, field) for part in parts) for field in ("value", "scale", "own"))
+            )
     return found
 
 
@@ -185,7 +191,10 @@ def _normalized(q: Quantities, name: str) -> Truth:
     np.add.at(curvature, (rows, columns), np.diag(h).clip(min=0))
     np.add.at(square, (rows, columns), w**2)
     value = smallest_sum(*_balanced(curvature, square))
-    return Truth(value, max(value, _matrix_normalized(q, name).scale))
+    # Entries that should be zero come out as rounding, here or there, and add its square root.
+    rounded = ROUNDED * curvature.max()
+    zeros = np.sqrt(rounded * square[curvature <= rounded]).sum()
+    return Truth(value, max(value, _matrix_normalized(q, name).scale), 2 * float(zeros))
 
 
 def _balanced(h: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

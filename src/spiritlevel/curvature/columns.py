@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,15 +62,29 @@ def columns_needed(problem: Problem, tolerance: float) -> Tensor | None:
     sizes = problem.survey.sizes
     if sizes is None or sizes.shape[1] > MOST_COLUMNS:
         return None
-    ascending = torch.from_numpy(np.sort(sizes.flatten().numpy()))  # torch's would sort their numbers too
-    left = ascending.cumsum(0, dtype=torch.float64)
-    last = int((left <= tolerance * left[-1]).sum())
-    if not 0 < last < len(ascending):
+    threshold = _threshold(sizes, tolerance * float(sizes.sum(dtype=torch.float64)))
+    if threshold is None:
         return None
-    # Between two, so that rounding moves no column.
-    threshold = float((ascending[last - 1].double() * ascending[last].double()).sqrt())
     needed = (sizes > threshold).sum(1)
     return needed if float((needed + 1.0).mean()) <= WORTH_LEAVING * sizes.shape[1] else None
+
+
+def _threshold(sizes: Tensor, left: float) -> float | None:
+    """What columns must exceed so that all others sum to at most `left`; None where none or all would.
+
+    Found by halving, without a sorted copy of as many numbers as there are columns. It lies between two sizes, so that
+    rounding moves no column across it.
+    """
+    largest = float(sizes.max())
+    below, above = 0.0, 200.0  # halvings of the largest size: too much is left, not too much
+    for _ in range(40):
+        middle = (below + above) / 2
+        enough = float(sizes[sizes <= largest * 2.0**-middle].sum(dtype=torch.float64)) <= left
+        below, above = (below, middle) if enough else (middle, above)
+    leaving = sizes <= largest * 2.0**-above
+    if not bool(leaving.any()) or bool(leaving.all()):
+        return None
+    return float((sizes[leaving].max().double() * sizes[~leaving].min().double()).sqrt())
 
 
 def _swept_partly(
