@@ -75,6 +75,9 @@ FOUND: dict[str, Subject] = {
     "curvature whose square is less than double precision holds": Subject(
         Network(seed=38), samples=Samples("duplicates", scale=3), options=_only("kappa_sum")
     ),
+    "probes beyond the range of single precision": Subject(
+        Network("attention"), samples=Samples("one hot", 1, 12), stretch=25.0, options=_only("kappa_trace_sum")
+    ),
     "a layer without neurons, a loss that calls it": Subject(
         Network("narrow"), "whole", Samples(count=1), options=_only("rho_max")
     ),

@@ -11,6 +11,7 @@ still to be drawn are as many as a block has entries, products with its unit vec
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -70,6 +71,8 @@ class Probed:
         if error <= goal:
             return 0
         needed = self.probes * (error / goal) ** 2 if goal else float("inf")
+        if math.isnan(needed):
+            raise FloatingPointError("probes of the curvature contain NaN or infinity")
         return int(min(needed, most_probes)) - self.probes
 
 
