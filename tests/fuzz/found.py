@@ -75,6 +75,9 @@ FOUND: dict[str, Subject] = {
     "curvature whose square is less than double precision holds": Subject(
         Network(seed=38), samples=Samples("duplicates", scale=3), options=_only("kappa_sum")
     ),
+    "a block that is a difference of far larger numbers": Subject(
+        Network("attention", "leaky", 1, 4, seed=482), "mse", Samples("one hot", 5, 6, seed=5)
+    ),
     "probes beyond the range of single precision": Subject(
         Network("attention"), samples=Samples("one hot", 1, 12), stretch=25.0, options=_only("kappa_trace_sum")
     ),

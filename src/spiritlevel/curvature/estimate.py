@@ -47,10 +47,15 @@ def few_groups_factor(groups: int) -> float:
 
 @dataclass
 class Probed:
-    """Group means of one estimated quantity: (GROUPS, *shape), each over `probes / GROUPS` probes; (1, *shape) if exact."""
+    """Group means of one estimated quantity: (GROUPS, *shape), each over `probes / GROUPS` probes; (1, *shape) if exact.
+
+    asymmetry: Of a block that was formed, what it makes of the difference between the block and its transpose, which is
+        rounding that the products have in them: they may be differences of far larger numbers.
+    """
 
     groups: Tensor
     probes: int = 0
+    asymmetry: Tensor | None = None
 
     @property
     def exact(self) -> bool:
@@ -106,7 +111,8 @@ class Estimates:
             for name, probed in entries.items():
                 if probed.exact and probed.groups.numel():
                     array = probed.groups[0]
-                    formed[kind][name] = (array != 0) * (FORMED_ROUNDING * unit * array.abs().max())
+                    shift = (array != 0) * (FORMED_ROUNDING * unit * array.abs().max())
+                    formed[kind][name] = shift if probed.asymmetry is None else shift + probed.asymmetry
         return [formed] if any(formed.values()) else []
 
 
@@ -196,12 +202,17 @@ def _form(
         images += [image[name].reshape(-1).double() for image in found]
     estimates.products += len(units)
     block = torch.stack(images) if images else weight.new_zeros(0, 0, dtype=torch.float64)
+    skew = (block - block.mT).abs()
     for kind in kinds:
+        asymmetry = None
         if kind in metrics:
             exact = _trace_in(metrics[kind][name], block)
+        elif kind == DIAGONAL:
+            exact = block.diagonal().reshape(weight.shape)
+            asymmetry = skew.amax(1).reshape(weight.shape) if len(block) else None
         else:
-            exact = block.diagonal().reshape(weight.shape) if kind == DIAGONAL else _forms(kind, block, weight, layer)
-        estimates.found.setdefault(kind, {})[name] = Probed(exact.unsqueeze(0))
+            exact, asymmetry = (_forms(kind, *of, layer) for of in ((block, weight), (skew, weight.abs())))
+        estimates.found.setdefault(kind, {})[name] = Probed(exact.unsqueeze(0), asymmetry=asymmetry)
 
 
 def _trace_in(metric: LayerMetric, block: Tensor) -> Tensor:
