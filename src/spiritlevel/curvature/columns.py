@@ -29,6 +29,7 @@ from spiritlevel.curvature.statistics import (
     targets_of,
 )
 from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.factors import OrderedFactor
 from spiritlevel.problem.losses import output_factor
 from spiritlevel.problem.problem import Problem
 
@@ -101,6 +102,7 @@ def _swept_partly(
         tapped = TappedChunk(problem, anatomy, part, inputs=COLUMNS in wanted)
         loss += weight * tapped.loss
         factor = output_factor(problem.loss_function, tapped.outputs, targets_of(part))
+        assert isinstance(factor, OrderedFactor)  # the survey has its sizes
         if most:
             tapped.accumulate(itertools.islice(factor.columns(), most), weight, curvature, together)
         if most < columns:

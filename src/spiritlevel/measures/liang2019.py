@@ -7,12 +7,9 @@ Sato and Sugiyama do in their comparison; it survives rescalings, but not a chan
 
 from __future__ import annotations
 
-import torch
-
 from spiritlevel.curvature.fisher import fisher_form, fisher_form_of
-from spiritlevel.curvature.rounding import rounding_errors
 from spiritlevel.measuring.evidence import Evidence
-from spiritlevel.measuring.readings import FISHER, ROUNDING, Reading, from_statistics, unavailable
+from spiritlevel.measuring.readings import FISHER, Reading, exact_value, from_statistics, unavailable
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.statistics import Statistics
 from spiritlevel.measuring.value import Value
@@ -43,18 +40,8 @@ def _full(measure: Measure, evidence: Evidence) -> Value:
         return unavailable(measure, NO_SAMPLES)
     problem = evidence.problem
     problem.check_derivatives()
-    value = fisher_form(problem)
-    (error,) = rounding_errors(problem, lambda batch: [fisher_form_of(problem, batch)])
-    precision = torch.finfo(problem.dtype)
-    error += ROUNDING * precision.eps * abs(value) + precision.tiny
-    return Value(
-        measure.name,
-        value,
-        error,
-        exact=True,
-        converged=error <= evidence.tolerance * abs(value),
-        method="derivatives of every sample's loss along θ",
-    )
+    method = "derivatives of every sample's loss along θ"
+    return exact_value(measure, evidence, fisher_form(problem), lambda batch: [fisher_form_of(problem, batch)], method)
 
 
 MEASURES = (

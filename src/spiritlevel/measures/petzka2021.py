@@ -6,13 +6,10 @@ layer's results. It sees the scale of single features; features divided by their
 
 from __future__ import annotations
 
-import torch
-
 from spiritlevel.curvature.last_layer import last_layer_flatness, last_layer_flatness_of
 from spiritlevel.curvature.metrics import NORMALIZED, RELATIVE
-from spiritlevel.curvature.rounding import rounding_errors
 from spiritlevel.measuring.evidence import Evidence
-from spiritlevel.measuring.readings import ROUNDING, from_statistics, traces_in, unavailable
+from spiritlevel.measuring.readings import exact_value, from_statistics, traces_in, unavailable
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.batches import Batch
@@ -35,19 +32,7 @@ def _last(measure: Measure, evidence: Evidence) -> Value:
         again = last_layer_flatness_of(problem, batch)
         return [0.0 if again is None else again[1]]
 
-    (error,) = rounding_errors(problem, on_batch)
-    precision = torch.finfo(problem.dtype)
-    error += ROUNDING * precision.eps * abs(value) + precision.tiny
-    return Value(
-        measure.name,
-        value,
-        error,
-        exact=True,
-        converged=error <= evidence.tolerance * abs(value),
-        method="closed form of the last layer, one forward pass",
-        layers={name: value},
-        layer_errors={name: error},
-    )
+    return exact_value(measure, evidence, value, on_batch, "closed form of the last layer, one forward pass", name)
 
 
 _relative, _relative_needs = from_statistics(traces_in(RELATIVE), frozenset([RELATIVE]), shape="linear")

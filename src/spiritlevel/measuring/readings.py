@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.lanczos import Eigenpair
-from spiritlevel.curvature.rounding import UNKNOWN
+from spiritlevel.curvature.rounding import UNKNOWN, rounding_errors
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, DRAWS, FISHER, ROWS, TRACE
 from spiritlevel.errors import listed
 from spiritlevel.measuring.evidence import Evidence
@@ -20,6 +20,7 @@ from spiritlevel.measuring.needs import Needs, Operator
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.statistics import Statistics
 from spiritlevel.measuring.value import Value
+from spiritlevel.problem.batches import Batch
 
 # The least that rounding leaves in an exact value, in units of the precision.
 ROUNDING = 4
@@ -96,6 +97,31 @@ def traces_in(kind: str) -> Callable[[Statistics], Reading]:
         return Reading(sum(layers.values()), layers, notes=notes, doubts=doubts)
 
     return read
+
+
+def exact_value(
+    measure: Measure,
+    evidence: Evidence,
+    value: float,
+    on_batch: Callable[[Batch], list[float]],
+    method: str,
+    layer: str = "",
+) -> Value:
+    """A number that is a mean over samples and computed exactly, with what rounding may have changed; `on_batch` gives it
+    for one batch. Of a single layer where that is named."""
+    (error,) = rounding_errors(evidence.problem, on_batch)
+    precision = torch.finfo(evidence.problem.dtype)
+    error += ROUNDING * precision.eps * abs(value) + precision.tiny
+    return Value(
+        measure.name,
+        value,
+        error,
+        exact=True,
+        converged=error <= evidence.tolerance * abs(value),
+        method=method,
+        layers={layer: value} if layer else {},
+        layer_errors={layer: error} if layer else {},
+    )
 
 
 def _rounded(reading: Reading, shifted: list[Reading], evidence: Evidence) -> Estimated:

@@ -23,17 +23,21 @@ class OutputFactor(ABC):
     def columns(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Every column as a cotangent of the outputs, with its sign for each sample."""
 
-    def sizes(self) -> Tensor | None:
-        """‖s_k‖² of every sample's columns in their order, (N, columns), where that order is one of falling size."""
-        return None
-
-    def rest(self, start: int, signs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The columns from the `start`-th on in one, each with its sign of `signs`, where columns have an order."""
-        raise NotImplementedError
-
     @abstractmethod
     def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Random columns Sε with ε = ±1, whose expected outer product is the positive, then the negative part."""
+
+
+class OrderedFactor(OutputFactor):
+    """A factor whose columns come by their size for every sample, the largest first."""
+
+    @abstractmethod
+    def sizes(self) -> Tensor | None:
+        """‖s_k‖² of every sample's columns, (N, columns); None where there are several positions, or too few classes."""
+
+    @abstractmethod
+    def rest(self, start: int, signs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The columns from the `start`-th on in one, each with its sign of `signs`."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class BlockFactor(OutputFactor):
 
 
 @dataclass(frozen=True)
-class SoftmaxFactor(OutputFactor):
+class SoftmaxFactor(OrderedFactor):
     """diag(p) − ppᵀ as C−1 columns for every position, made one at a time: C² numbers a sample are never there.
 
     The columns of a position come by the size of their p_k, the largest first.

@@ -20,6 +20,7 @@ from spiritlevel.network.layers import Function, Layer
 from spiritlevel.network.tracing import Tracer, traced
 from spiritlevel.problem.batches import Batch, join
 from spiritlevel.problem.contract import Checked
+from spiritlevel.problem.factors import OrderedFactor
 
 # How many samples are kept as the heaviest, and of those near a kink: a fiftieth of all, within these bounds.
 FEWEST_HEAVY, MOST_HEAVY = 48, 128
@@ -204,7 +205,8 @@ def _column_sizes(problem: Checked, outputs: Any, chunk: Batch) -> Tensor | None
     columns = outputs[0].numel() if isinstance(outputs, Tensor) and outputs.dim() == 2 else MOST_SIZES
     if problem.loss_function.curvature is None or problem.data.samples * columns > MOST_SIZES:
         return None
-    found = problem.loss_function.curvature(outputs.detach(), chunk.targets).sizes()  # type: ignore[arg-type]
+    factor = problem.loss_function.curvature(outputs.detach(), chunk.targets)  # type: ignore[arg-type]
+    found = factor.sizes() if isinstance(factor, OrderedFactor) else None
     return None if found is None else found.cpu()
 
 
