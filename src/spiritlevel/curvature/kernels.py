@@ -9,7 +9,7 @@ The gradient of a weight for one sample and one column is g = Σ over positions 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -271,3 +271,15 @@ def _inner_product(first: Tensor, second: Tensor) -> Tensor:
     """Over all entries. torch.dot would add millions of them one after the other, and lose three digits."""
     total: Tensor = torch.linalg.vecdot(first.flatten(1), second.flatten(1)).sum(dtype=torch.float64)
     return total
+
+
+def side_by_side(
+    uses: Sequence[LinearUse], waiting: Sequence[tuple[Sequence[tuple[Tensor, Tensor | None] | None], Tensor]]
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """The columns that wait, each as what arrived at every use and its share: shares as (samples, columns), δ of every use."""
+    shares = torch.stack([share for _, share in waiting], 1)
+    deltas = [
+        [torch.zeros_like(use.result) if pair is None else pair[0] for pair in each]
+        for use, each in zip(uses, zip(*(arrived for arrived, _ in waiting), strict=True), strict=True)
+    ]
+    return shares, deltas

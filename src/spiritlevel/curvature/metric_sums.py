@@ -127,11 +127,7 @@ class SharedSums:
         if not self._waiting:
             return
         self._factors = self._factors or [kernels.Gradients(use) for use in self._uses]
-        shares = torch.stack([share for _, share in self._waiting], 1)  # (samples, columns)
-        deltas = [
-            [torch.zeros_like(use.result) if pair is None else pair[0] for pair in each]
-            for use, each in zip(self._uses, zip(*(arrived for arrived, _ in self._waiting), strict=True), strict=True)
-        ]
+        shares, deltas = kernels.side_by_side(self._uses, self._waiting)
         self._waiting = []
         columns = shares.shape[1]
         total = shares.new_zeros((), dtype=torch.float64)

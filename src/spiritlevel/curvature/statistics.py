@@ -384,11 +384,7 @@ class LayerSums:
         if not self._waiting:
             return
         self._factors = self._factors or [kernels.Gradients(use) for use in self._uses]
-        shares = torch.stack([share for _, share in self._waiting], 1)  # (samples, columns)
-        deltas = [
-            [torch.zeros_like(use.result) if pair is None else pair[0] for pair in each]
-            for use, each in zip(self._uses, zip(*(arrived for arrived, _ in self._waiting), strict=True), strict=True)
-        ]
+        shares, deltas = kernels.side_by_side(self._uses, self._waiting)
         self._waiting = []
         if len(self._uses) == 1 and self._without_gradient(self._factors[0], deltas[0], shares):
             return
