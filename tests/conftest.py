@@ -20,8 +20,8 @@ def only_probes(monkeypatch):
 
 @pytest.fixture
 def own_precision(monkeypatch):
-    """Small networks too are measured in the precision that they are in, as large ones are."""
-    monkeypatch.setattr("spiritlevel.measuring.run.SMALL", 0)
+    """Small networks too are measured as large ones are: in the precision that they are in, with no more products than needed."""
+    monkeypatch.setattr("spiritlevel.problem.problem.SMALL", 0)
 
 
 @pytest.fixture

@@ -85,6 +85,28 @@ FOUND: dict[str, Subject] = {
         Network("narrow"), "whole", Samples(count=1), options=_only("rho_max")
     ),
     "rounding of large outputs": Subject(samples=Samples(count=3, scale=3), options=_only("kappa_max")),
+    "what is multiplied by a weight drowned in a bias": Subject(
+        Network("experts", "gelu", 1, 2, seed=314),
+        samples=Samples(count=1, scale=-12),
+        stretch=12.0,
+        options=_only("rho_row_max"),
+    ),
+    "a largest eigenvalue that hides": Subject(
+        Network("gated", "relu", 1, 2, seed=51),
+        samples=Samples("blank first", 17, seed=483),
+        options=_only("hessian_spectral_norm", parameters=("*weight",), chunk=1),
+    ),
+    "a cluster that weight decay makes": Subject(
+        Network("attention"),
+        "whole decayed",
+        Samples(count=1, scale=-3),
+        options=_only("riemannian_spectral_norm", seed=5),
+    ),
+    "single precision behind a layer normalization": Subject(
+        Network("mlp", "relu", 2, 2, norm="layer", seed=40),
+        samples=Samples("one hot", 1),
+        options=_only("rho_row_sum", dtype="float32"),
+    ),
     "weight decay in a closure": Subject(loss="decayed closure"),
     "class weights": Subject(loss="weighted module", samples=Samples(count=24, by_class=True)),
     "class weights, sorted by class": Subject(

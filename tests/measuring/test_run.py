@@ -185,6 +185,7 @@ def test_statistics_take_a_survey_and_one_sweep_and_no_product():
     ],
     ids=["one", "riemannian", "layers", "three", "default"],
 )
+@pytest.mark.usefixtures("own_precision")
 def test_eigenvalues_take_few_products_and_share_their_passes(names, passes, products):
     model, data = make()
     cost = sl.measure(model, data, measures=names, tolerance=1e-3).cost

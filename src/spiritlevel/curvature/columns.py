@@ -36,7 +36,6 @@ from spiritlevel.problem.problem import Problem
 # Something is left where the tolerance is at least the first, and where the columns that are swept and the random one are at most
 # the second of all. Small networks are swept whole.
 LEAST_LEFT, WORTH_LEAVING = 1e-6, 0.75
-SMALL = 10_000_000
 # Samples are swept in sets that need as many columns, of this size at least: fewer are slower.
 FEWEST_ALIKE = 256
 
@@ -57,8 +56,7 @@ def columns_needed(problem: Problem, tolerance: float) -> Tensor | None:
     At a minimum that fits its data nearly all curvature sits in a few columns of a few samples. None where little is
     saved, where the network is small, or where less than 1e-6 is asked for: then all are swept, and nothing is random.
     """
-    size = sum(value.numel() for value in problem.parameters.values())
-    if tolerance < LEAST_LEFT or problem.ranks.size > 1 or size * problem.samples <= SMALL:
+    if tolerance < LEAST_LEFT or problem.ranks.size > 1 or problem.small:
         return None
     sizes = problem.survey.sizes
     if sizes is None or sizes.shape[1] > MOST_COLUMNS:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.estimate import few_groups_factor
 from spiritlevel.curvature.krylov import BASIS_BUDGET
-from spiritlevel.curvature.lanczos import Lanczos
+from spiritlevel.curvature.lanczos import Care, Lanczos
 
 Products = Callable[[list[Tensor]], list[Tensor]]
 
@@ -106,7 +106,7 @@ def _settled(search: Lanczos, count: int, tolerance: float) -> bool:
 
 def process(start: Tensor, steps: int) -> Lanczos:
     """A process that takes exactly `steps` products unless it has seen the whole space before, and never restarts."""
-    return Lanczos(start, tolerance=0.0, most_products=steps, most_vectors=steps + 2, fewest_products=steps)
+    return Lanczos(start, tolerance=0.0, most_products=steps, most_vectors=steps + 2, care=Care(fewest=steps))
 
 
 def fitting(like: Tensor, size: int) -> int:

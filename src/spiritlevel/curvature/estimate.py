@@ -21,8 +21,10 @@ from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.metrics import METRICS, LayerMetric, Metrics
+from spiritlevel.curvature.rounding import Arrays, array_shifts
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, GROUPS, ROWS, STATISTICS
 from spiritlevel.network.layers import Layer
+from spiritlevel.problem.batches import Batch
 
 # So many parameters are probed one by one; more of them together.
 MOST_ALONE = 8
@@ -49,13 +51,12 @@ def few_groups_factor(groups: int) -> float:
 class Probed:
     """Group means of one estimated quantity: (GROUPS, *shape), each over `probes / GROUPS` probes; (1, *shape) if exact.
 
-    asymmetry: Of a block that was formed, what it makes of the difference between the block and its transpose, which is
-        rounding that the products have in them: they may be differences of far larger numbers.
+    rounding: Of a block that was formed, what rounding of the products may have made of it.
     """
 
     groups: Tensor
     probes: int = 0
-    asymmetry: Tensor | None = None
+    rounding: Tensor | None = None
 
     @property
     def exact(self) -> bool:
@@ -112,7 +113,7 @@ class Estimates:
                 if probed.exact and probed.groups.numel():
                     array = probed.groups[0]
                     shift = (array != 0) * (FORMED_ROUNDING * unit * array.abs().max())
-                    formed[kind][name] = shift if probed.asymmetry is None else shift + probed.asymmetry
+                    formed[kind][name] = shift if probed.rounding is None else shift + probed.rounding
         return [formed] if any(formed.values()) else []
 
 
@@ -157,6 +158,10 @@ def probe(
         for name in formed:
             kinds = [kind for kind, other in every if other == name]
             _form(products, layers.get(name), name, kinds, estimates, metrics)
+        compared = [
+            (kind, name) for kind, name in every if name in formed and products.problem.parameters[name].numel()
+        ]
+        _compare(products, layers, compared, estimates, generator, metrics)
         open_kinds = [(kind, name) for kind, name in open_kinds if name not in formed]
         for group in range(GROUPS if open_kinds else 0):
             _one_round(products, layers, open_kinds, group, rounds, estimates, generator, metrics)
@@ -202,17 +207,46 @@ def _form(
         images += [image[name].reshape(-1).double() for image in found]
     estimates.products += len(units)
     block = torch.stack(images) if images else weight.new_zeros(0, 0, dtype=torch.float64)
-    skew = (block - block.mT).abs()
+    skew = (block - block.mT).abs()  # rounding: what is formed may be a difference of far larger numbers
     for kind in kinds:
-        asymmetry = None
         if kind in metrics:
             exact = _trace_in(metrics[kind][name], block)
+            rounding = torch.zeros_like(exact)
         elif kind == DIAGONAL:
             exact = block.diagonal().reshape(weight.shape)
-            asymmetry = skew.amax(1).reshape(weight.shape) if len(block) else None
+            rounding = skew.amax(1).reshape(weight.shape) if len(block) else torch.zeros_like(exact)
         else:
-            exact, asymmetry = (_forms(kind, *of, layer) for of in ((block, weight), (skew, weight.abs())))
-        estimates.found.setdefault(kind, {})[name] = Probed(exact.unsqueeze(0), asymmetry=asymmetry)
+            exact, rounding = (_forms(kind, *of, layer) for of in ((block, weight), (skew, weight.abs())))
+        estimates.found.setdefault(kind, {})[name] = Probed(exact.unsqueeze(0), rounding=rounding)
+
+
+def _compare(
+    products: HessianProducts,
+    layers: Mapping[str, Layer],
+    formed: Open,
+    estimates: Estimates,
+    generator: torch.Generator,
+    metrics: Metrics,
+) -> None:
+    """Add what a probe of every formed block shows of rounding, taken in another precision over the heaviest samples."""
+    parameters = products.problem.parameters
+    of = {each: (layers.get(each[1]), metrics.get(each[0], {}).get(each[1])) for each in formed}
+    vectors = {
+        each: _probe_vector(each[0], parameters[each[1]], of[each][0], generator, of[each][1]) for each in formed
+    }
+
+    def read(batch: Batch) -> Arrays:
+        images = products.images(batch, [{name: vector} for (_, name), vector in vectors.items()])
+        found: Arrays = {kind: {} for kind, _ in formed}
+        for ((kind, name), vector), image in zip(vectors.items(), images, strict=True):
+            found[kind][name] = _reading(kind, vector.double(), image[name].double(), layers.get(name))
+        return found
+
+    for shift in (array_shifts(products.problem, read, products.order) if formed else None) or []:
+        for kind, name in formed:
+            probed = estimates.found[kind][name]
+            assert probed.rounding is not None
+            probed.rounding = probed.rounding + shift[kind][name].abs()
 
 
 def _trace_in(metric: LayerMetric, block: Tensor) -> Tensor:

@@ -239,16 +239,19 @@ class HessianProducts:
         """The power of the precision that the error of a product goes with."""
         return 2 / 3 if self.method == "central differences" else 1.0
 
-    def forms(self, batch: Batch, vectors: Sequence[Mapping[str, Tensor]]) -> list[float]:
-        """vᵀHv of one batch's mean for every vector on some parameters, in the problem's present precision."""
+    def images(self, batch: Batch, vectors: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """H_SS v of one batch's mean for every vector on a set S of parameters, in the problem's present precision."""
         like = self.problem.parameters_like()
         content = self._graph(batch, 1.0)[0] if self.method == "kept graph" else batch
-        found = []
-        for vector in vectors:
-            fitted = {name: part.to(like) for name, part in vector.items()}
-            images = self._restricted_product((content, 1.0), fitted)
-            found.append(sum(float((part.double() * images[name].double()).sum()) for name, part in fitted.items()))
-        return found
+        fitted = [{name: part.to(like) for name, part in vector.items()} for vector in vectors]
+        return [self._restricted_product((content, 1.0), vector) for vector in fitted]
+
+    def forms(self, batch: Batch, vectors: Sequence[Mapping[str, Tensor]]) -> list[float]:
+        """vᵀHv of one batch's mean for every vector on some parameters, in the problem's present precision."""
+        return [
+            sum(float((vector[name].double() * image.double()).sum()) for name, image in images.items())
+            for vector, images in zip(vectors, self.images(batch, vectors), strict=True)
+        ]
 
 
 def _memory(device: torch.device) -> int:

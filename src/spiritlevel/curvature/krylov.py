@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.lanczos import FEWEST, Eigenpair, End, Lanczos, length
+from spiritlevel.curvature.lanczos import ORDINARY, Care, Eigenpair, End, Lanczos, length
 from spiritlevel.curvature.operators import Scaled
 
 # The Krylov vectors of all processes that advance in step: beyond this they restart instead of growing, and where so
@@ -20,12 +20,15 @@ BASIS_BUDGET = 512 << 20
 FEWEST_VECTORS = 10
 # A start from part of the data: so many products on the part, and at least so many over all data. Every operator starts from
 # its own part, so that an operator which rescaling leaves alone takes the same steps for every rescaled network.
-ON_PART, FEWEST_AFTER_PART = 6, 4
+ON_PART, AFTER_PART = 6, Care(fewest=4)
+# Of a small network products cost next to nothing: an eigenvector that hides at first comes up in so many of them, and so
+# small a residual tells the members of a cluster apart, as weight decay makes them.
+SMALL = Care(fewest=64, residual=1e-6)
 # How much stronger the part's first Ritz vector is in the start than the others, and how much of a random vector is in it:
 # no eigenvector is shut out.
 POWER, RANDOM = 3, 0.1
 # The same for a start from where a search at nearby weights ended: the order of near eigenvalues may have changed since.
-WARM_POWER, WARM_RANDOM, FEWEST_WARM = 1, 0.3, 6
+WARM_POWER, WARM_RANDOM, WARM = 1, 0.3, Care(fewest=6)
 
 Products = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
@@ -68,16 +71,16 @@ def _scaled_in_step(
     for (scaling, end), before in zip(wanted, warm, strict=True):
         operator = Scaled(products, scale := scaling())
         first = start.to(scale) * (scale > 0)
-        fewest = FEWEST_AFTER_PART if part else FEWEST
+        care = _care(part, products.problem.small)
         if before is not None and bool(first.any()):
-            first, fewest = _warmed(before.to(scale) * (scale > 0), first), FEWEST_WARM
+            first, care = _warmed(before.to(scale) * (scale > 0), first), WARM
         elif part and bool(first.any()):
             search = _on_part(first, end)
             while not search.done:
                 search.advance(operator.on_part([search.request])[0])
             first = _blended(search, first)
             del search
-        processes.append((_process(first, end, tolerance, fewest, vectors, further), operator))
+        processes.append((_process(first, end, tolerance, care, vectors, further), operator))
         del first  # as large as the model
     while active := [(process, operator) for process, operator in processes if not process.done]:
         images = products([operator.moved([process.request])[0] for process, operator in active])
@@ -93,17 +96,20 @@ def block_eigenpairs(
     start: Mapping[str, Tensor],
     tolerance: float,
     warm: Mapping[str, Tensor] | None = None,
+    *,
+    small: bool,
 ) -> dict[str, Eigenpair]:
     """λ_max of every named diagonal block, all in step; `part` is the same product over part of the data.
 
-    `warm` has the vectors (k, n) that a search at nearby weights ended with: for all blocks, or none.
+    `warm` has the vectors (k, n) that a search at nearby weights ended with: for all blocks, or none. `small` says that
+    products cost next to nothing.
     """
     found: dict[str, Eigenpair] = {}
     names = list(start)
     sizes = [start[name].numel() * start[name].element_size() for name in names]
     for turn in _turns(sizes):
         starts = {names[index]: start[names[index]] for index in turn}
-        found |= _blocks_in_step(products, part, shapes, starts, tolerance, warm or {})
+        found |= _blocks_in_step(products, part, shapes, starts, tolerance, warm or {}, small)
     return found
 
 
@@ -114,11 +120,12 @@ def _blocks_in_step(
     start: Mapping[str, Tensor],
     tolerance: float,
     known: Mapping[str, Tensor],
+    small: bool,
 ) -> dict[str, Eigenpair]:
     """The blocks of one turn, whose bases are gone when it returns."""
     vectors = _vectors(sum(vector.numel() * vector.element_size() for vector in start.values()))
     firsts = dict(start)
-    fewest = FEWEST_WARM if known else FEWEST_AFTER_PART if part is not None else FEWEST
+    care = WARM if known else _care(part is not None, small)
     if known:
         firsts = {name: _warmed(known[name].to(vector), vector) for name, vector in start.items()}
     elif part is not None:
@@ -127,10 +134,15 @@ def _blocks_in_step(
         firsts = {name: _blended(process, start[name]) for name, process in warm.items()}
         del warm
     processes = {
-        name: _process(vector, "largest", tolerance, fewest, vectors, further=0) for name, vector in firsts.items()
+        name: _process(vector, "largest", tolerance, care, vectors, further=0) for name, vector in firsts.items()
     }
     _in_step(processes, products, shapes)
     return {name: finished(process) for name, process in processes.items()}
+
+
+def _care(part: bool, small: bool) -> Care:
+    """For a search that knows nothing, or what part of the data says."""
+    return SMALL if small else AFTER_PART if part else ORDINARY
 
 
 def _turns(sizes: Sequence[int]) -> list[list[int]]:
@@ -158,8 +170,8 @@ def _in_step(processes: Mapping[str, Lanczos], products: Products, shapes: Mappi
             process.advance(images[name].reshape(-1))
 
 
-def _process(start: Tensor, end: End, tolerance: float, fewest: int, vectors: int, further: int) -> Lanczos:
-    return Lanczos(start, tolerance=tolerance, end=end, most_vectors=vectors, fewest_products=fewest, further=further)
+def _process(start: Tensor, end: End, tolerance: float, care: Care, vectors: int, further: int) -> Lanczos:
+    return Lanczos(start, tolerance=tolerance, end=end, most_vectors=vectors, care=care, further=further)
 
 
 def _on_part(start: Tensor, end: End) -> Lanczos:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,15 +17,27 @@ from torch import Tensor
 End = Literal["largest", "smallest", "magnitude"]
 
 # A residual proves that an eigenvalue is near, not that it is the last one: a start almost orthogonal to the extreme
-# vector shows the next one first. A missing vector comes up while the residual falls, so it must fall this far (relative
-# to the eigenvalue) also where less would do for the tolerance, and a random start is given some more products. And the
-# next eigenvalue may be nearer than the next Ritz value, so the bound from the gap is taken so many times. Chosen on 96
-# small networks; on 48 others, at three tolerances, 3 of 576 values were outside their error, where 39 had been.
-LARGEST_RESIDUAL = 5e-3
+# vector shows the next one first. A missing vector comes up while the residual falls, so it must fall some way also where
+# less would do for the tolerance, and a random start is given some more products (`Care`). And the next eigenvalue may be
+# nearer than the next Ritz value, so the bound from the gap is taken so many times. Chosen on 96 small networks; on 48
+# others, at three tolerances, 3 of 576 values were outside their error, where 39 had been.
 SAFETY = 4
-FEWEST = 12
 # Entries of the basis vectors that a restart turns at a time.
 PART = 1 << 20
+
+
+class Care(NamedTuple):
+    """What a search does before it stops, however little the tolerance asks for.
+
+    fewest: So many products at least; fewer are safe from a start that is known to be good.
+    residual: The residual must fall to this part of the eigenvalue.
+    """
+
+    fewest: int = 12
+    residual: float = 5e-3
+
+
+ORDINARY = Care()
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class Lanczos:
         end: Which eigenvalue: the largest, the smallest, or the largest in magnitude.
         most_products: Give up after this many.
         most_vectors: Keep at most this many basis vectors; then restart from the best Ritz vectors.
-        fewest_products: Do not stop before this many; fewer are safe from a start that is known to be good.
+        care: What must have happened before it stops.
         further: How many further Ritz vectors to return, each as large as the eigenvector.
     """
 
@@ -75,12 +87,12 @@ class Lanczos:
         end: End = "largest",
         most_products: int = 300,
         most_vectors: int = 200,
-        fewest_products: int = FEWEST,
+        care: Care = ORDINARY,
         further: int = 3,
     ) -> None:
         self.tolerance, self.end, self.most_products = tolerance, end, most_products
         self.further = further
-        self.fewest_products = min(fewest_products, most_products)
+        self._fewest, self._residual = min(care.fewest, most_products), care.residual
         self._limit = max(6, min(most_vectors, start.numel() + 1))
         self._basis = start.new_zeros(min(16, self._limit), start.numel())
         self._matrix = torch.zeros(0, 0, dtype=torch.float64)  # VᵀAV
@@ -176,8 +188,8 @@ class Lanczos:
         value, residual = float(values[index]), float(residuals[index])
         bound = self._bound(values, residuals, index)
         target = self.tolerance * abs(value)
-        small = bound <= target and residual <= LARGEST_RESIDUAL * abs(value)
-        enough = small and self._dominates(values, residuals, index) and self.products >= self.fewest_products
+        small = bound <= target and residual <= self._residual * abs(value)
+        enough = small and self._dominates(values, residuals, index) and self.products >= self._fewest
         if not (enough or exhausted or self.products >= self.most_products):
             return
         toward = [index - i if index else i for i in range(min(1 + self.further, len(values)))]
@@ -259,6 +271,7 @@ def eigenpair(
     end: End = "largest",
     most_products: int = 300,
     most_vectors: int = 200,
+    care: Care = ORDINARY,
 ) -> Eigenpair:
     """One extreme eigenpair of the symmetric operator `matvec`.
 
@@ -267,7 +280,14 @@ def eigenpair(
     >>> round(eigenpair(lambda v: A @ v, start).value, 12), round(eigenpair(lambda v: A @ v, start, end="magnitude").value, 12)
     (2.0, -5.0)
     """
-    process = Lanczos(start, tolerance=tolerance, end=end, most_products=most_products, most_vectors=most_vectors)
+    process = Lanczos(
+        start,
+        tolerance=tolerance,
+        end=end,
+        most_products=most_products,
+        most_vectors=most_vectors,
+        care=care,
+    )
     while not process.done:
         process.advance(matvec(process.request))
     assert process.result is not None

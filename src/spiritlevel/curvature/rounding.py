@@ -71,14 +71,15 @@ def rounding_errors(problem: Problem, compute: Callable[[Batch], list[float]], o
 Arrays = dict[str, dict[str, Tensor]]
 
 
-def array_shifts(problem: Problem, compute: Callable[[Batch], Arrays]) -> list[Arrays] | None:
+def array_shifts(problem: Problem, compute: Callable[[Batch], Arrays], order: float = 1.0) -> list[Arrays] | None:
     """What rounding may add to arrays that are means over samples, as several shifts whose effects may add up.
 
-    `compute` gives the arrays for one batch, in the problem's present precision. None where there is no comparing.
+    `compute` gives the arrays for one batch, in the problem's present precision. `order` is as in `share_of_rounding`.
+    None where there is no comparing.
     """
     size = sum(value.numel() for value in problem.parameters.values())
     shifts: list[Arrays] = []
-    share = MARGIN * share_of_rounding(problem)
+    share = MARGIN * share_of_rounding(problem, order)
     with problem.undisturbed():
         for samples, groups in ((problem.survey.heavy, GROUPS if size <= MANY else 1), (problem.survey.near, 1)):
             for batch in samples.groups(groups, problem.chunk_size):

@@ -19,6 +19,9 @@ from torch.nn import functional as F
 from spiritlevel.network.layers import Function, LinearMap, ParameterMode
 from spiritlevel.network.tracing import Trace
 
+# A bias so many times as large as all that is added to it has taken its last digits away.
+DROWNED = 16
+
 
 @dataclass(frozen=True)
 class SampleAxis:
@@ -50,13 +53,20 @@ class LinearUse:
     bias: str | None
 
     def product(self) -> Tensor:
-        """Wφ without the bias. An operation in place may have overwritten the result; then it is made again."""
-        result = self.result if self.result._version == self.version else self.linear.rebuild(self.phi).detach()
-        bias = self.linear.bias
-        if bias is None:
-            return result
-        dims = self.phi.dim() - 2 if "convolution" in self.linear.kind else 0
-        return result - bias.detach().reshape(-1, *[1] * dims)
+        """Wφ without the bias.
+
+        It is made again where an operation in place has overwritten the result, and where it drowned in a bias.
+        """
+        if self.result._version == self.version:
+            bias = self.linear.bias
+            if bias is None:
+                return self.result
+            dims = self.phi.dim() - 2 if "convolution" in self.linear.kind else 0
+            found = self.result - bias.detach().reshape(-1, *[1] * dims)
+            others = [dim for dim in range(found.dim()) if dim != found.dim() - 1 - dims]
+            if not found.numel() or not bool((bias.abs() > DROWNED * found.abs().amax(others)).any()):
+                return found
+        return self.linear.apply(self.phi, self.linear.weight).detach()
 
 
 @dataclass

@@ -331,14 +331,13 @@ class Evidence:
                 self.gathered.products.release()  # one budget at a time: these blocks keep deltas instead of graphs
             blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact)
             part = blocks.on_part if blocks.has_part() else None
-            pairs = block_eigenpairs(
-                blocks, part, shapes, {name: start[name] for name in exact}, self.tolerance, self._warm(exact)
-            )
+            starts, warm = {name: start[name] for name in exact}, self._warm(exact)
+            pairs = block_eigenpairs(blocks, part, shapes, starts, self.tolerance, warm, small=self.problem.small)
             found |= self._widened(pairs, blocks.forms)
         if others:
-            starts = {name: start[name] for name in others}
-            warm = self._warm(others)
-            pairs = block_eigenpairs(self._block_products, None, shapes, starts, self.tolerance, warm)
+            starts, warm = {name: start[name] for name in others}, self._warm(others)
+            search = functools.partial(block_eigenpairs, self._block_products, None, shapes, starts)
+            pairs = search(self.tolerance, warm, small=self.problem.small)
             found |= self._widened(pairs, self._block_forms, self.products.order, self.products.relative_error)
         self.starts.keep(found.items())
         self.layer_products, self.layer_method = math.ceil(self.problem.work.products - before), " and ".join(made)

@@ -39,13 +39,10 @@ from spiritlevel.problem.batches import Data
 from spiritlevel.problem.checks import check_tolerance, check_whole_number, refuse_nonfinite_loss
 from spiritlevel.problem.labelled import divides
 from spiritlevel.problem.losses import Loss, resolve_loss
-from spiritlevel.problem.problem import Problem, read_data
+from spiritlevel.problem.problem import Problem, is_small, read_data
 from spiritlevel.problem.ranks import current_ranks
 from spiritlevel.problem.replica import unwrapped
 
-# A network in single precision is measured in double up to so many parameters times samples: the time goes into other things
-# than arithmetic there, and what a small network's curvature is made of may cancel to a few digits.
-SMALL = 10_000_000
 # Unix has it, Windows does not.
 resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
 
@@ -161,20 +158,23 @@ def _problem(
 ) -> Problem:
     """The problem in this precision; where none is asked for in the model's own, or in double where that costs nothing."""
     build = functools.partial(Problem, model, plan.loss, data, parameters=parameters, distributed=plan.distributed)
-    if dtype is None and _small(model, data):
+    if dtype is None and _affords_double(model, data):
         # Some networks insist on their own precision. What is wrong in both is told of their own, below.
         with contextlib.suppress(RuntimeError, TypeError, SpiritLevelError):
             return build(dtype=torch.float64)
     return build(dtype=dtype)
 
 
-def _small(model: nn.Module, data: Data) -> bool:
-    """Whether double precision costs a network in single precision next to nothing."""
+def _affords_double(model: nn.Module, data: Data) -> bool:
+    """Whether double precision costs a network in single precision next to nothing.
+
+    What a small network's curvature is made of may cancel to a few digits.
+    """
     parameters = list(model.parameters())
     inputs = [leaf for leaf in tree_leaves(data.first.inputs) if isinstance(leaf, torch.Tensor)]
     if any(is_lazy(each) or each.dtype == torch.float64 for each in (*parameters, *inputs)):
         return False  # or else what does not fit together is for others to refuse
-    return sum(each.numel() for each in parameters) * data.samples <= SMALL
+    return is_small(parameters, data.samples)
 
 
 def _in_range(

@@ -7,7 +7,7 @@ reaches the loss by a way that autograd does not record. The Hessian of such a "
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,12 +52,15 @@ def check_derivatives(problem: Checked) -> None:
             _check(problem, batch, SINGLE)  # the network insists on its own precision
 
 
+# What is differentiated, as a function of the parameters: the loss over a batch, or its outputs times fixed weights.
+Objective = Callable[[Mapping[str, Tensor]], Tensor]
+
+
 @dataclass
 class _Trial:
     """A random point near the parameters, the gradient there, and a direction in every parameter tensor."""
 
-    problem: Checked
-    batch: Batch
+    objective: Objective
     precision: _Precision
     point: dict[str, Tensor]
     gradient: dict[str, Tensor]
@@ -66,7 +69,7 @@ class _Trial:
     def loss(self, names: Sequence[str], step: float) -> float:
         moved = {name: self.point[name] + step * self.directions[name] for name in names}
         with torch.no_grad():
-            return float(self.problem.chunk_loss({**self.point, **moved}, self.batch))
+            return float(self.objective({**self.point, **moved}))
 
     def turned(self, generator: torch.Generator) -> _Trial:
         """The same with every direction longer or shorter, forwards or backwards: what cancels in one sum does not in another."""
@@ -86,22 +89,31 @@ class _Trial:
     def _share(self, name: str) -> float:
         return float((self.gradient[name] * self.directions[name]).sum())
 
-    def disagreement(self, names: Sequence[str]) -> tuple[float, float] | None:
+    def disagreement(self, names: Sequence[str], *, alone: bool = False) -> tuple[float, float] | None:
         """Autograd's slope and the loss's, along the sum of these directions; None where some step lets them agree.
 
-        A step whose difference may be rounding says nothing; where all are such, there is nothing to disagree with.
+        Where no step tells anything, there is nothing to disagree with. Agreement is meant relative to the slopes along all
+        directions, or `alone` to those of these.
         """
-        slope, size, found = self.slope(names), self.size(list(self.point)), None
-        rounding = self._rounding(names, slope)
-        for step in self.precision.steps:
-            difference = (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
-            noise = 4 * rounding / step
-            if not noise < 0.1 * max(size, abs(difference)):
-                continue
+        slope, size, found = self.slope(names), self.size(names if alone else list(self.point)), None
+        for difference, noise in self._telling(names, size):
             if not abs(difference - slope) > self.precision.tolerance * size + noise:  # NaN is for others to refuse
                 return None
             found = difference
         return None if found is None else (slope, found)
+
+    def silent(self, names: Sequence[str]) -> bool:
+        """Whether every difference of losses along these directions may be rounding."""
+        return next(self._telling(names, self.size(list(self.point))), None) is None
+
+    def _telling(self, names: Sequence[str], size: float) -> Iterator[tuple[float, float]]:
+        """The slopes of the loss by differences, each with its noise, where that is small beside slopes of this size."""
+        rounding = self._rounding(names, self.slope(names))
+        for step in self.precision.steps:
+            difference = (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
+            noise = 4 * rounding / step
+            if noise < 0.1 * max(size, abs(difference)):
+                yield difference, noise
 
     def _rounding(self, names: Sequence[str], slope: float) -> float:
         """What rounding does to the loss: seen in steps that change nothing else, and known from the loss's usual size.
@@ -116,10 +128,10 @@ class _Trial:
 
     def _elsewhere(self, factor: float) -> float:
         with torch.no_grad():
-            return float(self.problem.chunk_loss({name: factor * v for name, v in self.point.items()}, self.batch))
+            return float(self.objective({name: factor * v for name, v in self.point.items()}))
 
 
-def _trial(problem: Checked, batch: Batch, precision: _Precision, generator: torch.Generator) -> _Trial:
+def _trial(problem: Checked, objective: Objective, precision: _Precision, generator: torch.Generator) -> _Trial:
     """The directions follow the gradient, so that entries it holds fixed (the row of an embedding's padding) stay where
     they are; where a whole tensor has none, any direction will do."""
     values = {name: value.to(precision.dtype) for name, value in problem.parameters.items()}
@@ -133,7 +145,7 @@ def _trial(problem: Checked, batch: Batch, precision: _Precision, generator: tor
     point = {name: value + 1e-3 * random(name) for name, value in values.items()}
     leaves = problem.leaves(point)
     with torch.enable_grad():
-        loss = problem.chunk_loss(leaves, batch)
+        loss = objective(leaves)
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if loss.requires_grad else ()
     parts = dict(zip(leaves, found, strict=False))
     gradient = {
@@ -141,7 +153,7 @@ def _trial(problem: Checked, batch: Batch, precision: _Precision, generator: tor
         for name, leaf in leaves.items()
     }
     directions = {name: _along(gradient[name], random(name)) for name in leaves}
-    return _Trial(problem, batch, precision, point, gradient, directions)
+    return _Trial(objective, precision, point, gradient, directions)
 
 
 def _along(gradient: Tensor, random: Tensor) -> Tensor:
@@ -151,24 +163,52 @@ def _along(gradient: Tensor, random: Tensor) -> Tensor:
 
 
 def _check(problem: Checked, batch: Batch, precision: _Precision) -> None:
+    if not _checked(problem, lambda parameters: problem.chunk_loss(parameters, batch), precision):
+        outputs = _weighted_outputs(problem, batch, precision)
+        if outputs is not None:
+            _checked(problem, outputs, precision)
+    _refuse_a_loss_without_a_way(problem, batch)
+
+
+def _weighted_outputs(problem: Checked, batch: Batch, precision: _Precision) -> Objective | None:
+    """Outputs times the loss's slopes there, held fixed and brought to size sample by sample: what autograd has wrong in the
+    loss's gradient it has wrong here, and where the loss is all but zero, these differences are more than rounding. None where
+    outputs are not seen, or have no slope."""
+    if problem.whole:
+        return None
+    outputs = problem.chunk_outputs({name: v.to(precision.dtype) for name, v in problem.parameters.items()}, batch)
+    if not isinstance(outputs, Tensor):
+        return None
+    slopes = problem.slopes(outputs, batch)[1].double()
+    if not slopes.numel() or not bool(torch.isfinite(slopes).all()) or not bool(slopes.any()):
+        return None
+    largest = slopes.abs().flatten(1).amax(1) if slopes.dim() > 1 else slopes.abs()
+    weights = slopes / largest.clamp_min(torch.finfo(torch.float64).tiny).view(-1, *[1] * (slopes.dim() - 1))
+    return lambda parameters: (weights * problem.chunk_outputs(parameters, batch)).sum()
+
+
+def _checked(problem: Checked, objective: Objective, precision: _Precision) -> bool:
+    """Refuse where autograd's gradient of this objective is not its slope; False where rounding does not let one see."""
     generator = torch.Generator().manual_seed(0)
     wrong: tuple[float, float] | None = None
     cut: tuple[float, float] | None = None
     trial = None
     for _ in range(TRIALS):
-        trial = _trial(problem, batch, precision, generator)
+        trial = _trial(problem, objective, precision, generator)
         felt = [name for name, part in trial.gradient.items() if bool(part.any())]
         unfelt = [name for name in trial.gradient if name not in felt]
         turns = [trial.turned(generator) for _ in range(2)]
         wrong = next(filter(None, (turn.disagreement(felt) for turn in turns)), None) if felt else None
+        if wrong is None and problem.small:  # one by one: a layer may have little part in the slope of all
+            wrong = next(filter(None, (trial.disagreement([name], alone=True) for name in felt)), None)
         cut = trial.disagreement(unfelt) if unfelt else None
         if wrong is None and cut is None:
-            _refuse_a_loss_without_a_way(problem, batch)
-            return
+            return not all(turn.silent(felt or unfelt) for turn in turns)
     assert trial is not None
     if cut is not None:
         _refuse_cut(trial)
     _refuse_wrong(trial, wrong or (0.0, 0.0))
+    return True
 
 
 def _refuse_a_loss_without_a_way(problem: Checked, batch: Batch) -> None:
@@ -204,7 +244,7 @@ def _refuse_wrong(trial: _Trial, together: tuple[float, float]) -> None:
 def _alone(trial: _Trial, *, felt: bool) -> dict[str, tuple[float, float]]:
     """The first parameter, of a hundred, that disagrees on its own; among those with a gradient or among those without."""
     for name in [name for name, part in trial.gradient.items() if bool(part.any()) == felt][:100]:
-        found = trial.disagreement([name])
+        found = trial.disagreement([name], alone=felt)
         if found is not None:
             return {repr(name): found}
     return {}

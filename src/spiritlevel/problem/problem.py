@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ from spiritlevel.problem.weighted import weighted_by
 # Activations of one chunk: large enough to keep matrix products efficient, small enough for the caches.
 CHUNK_BYTES = 32 << 20
 LARGEST_CHUNK = 1024
+# A network is small up to so many parameters times samples: the time goes into other things than arithmetic there.
+SMALL = 10_000_000
 
 
 @dataclass
@@ -213,6 +215,11 @@ class Problem:
         """The chunks of this process's part of the data."""
         return self.data.chunks(size, divide=not self.whole, part=(self.ranks.rank, self.ranks.size))
 
+    @property
+    def small(self) -> bool:
+        """Whether twice or ten times the arithmetic would hardly be noticed."""
+        return is_small(self.parameters.values(), self.samples)
+
     def parameters_like(self) -> Tensor:
         """A tensor of the measurement's precision and device, to convert others with `.to`."""
         return next(iter(self.parameters.values()))
@@ -379,6 +386,11 @@ class Problem:
 
 
 # --- what the methods above lean on --------------------------------------------------------------------------------
+
+
+def is_small(parameters: Iterable[Tensor], samples: int) -> bool:
+    """Whether computing these parameters on so many samples costs next to nothing."""
+    return sum(each.numel() for each in parameters) * samples <= SMALL
 
 
 def read_data(model: nn.Module, data: Any, *, fix_data: bool = False) -> Data:
