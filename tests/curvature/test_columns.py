@@ -42,7 +42,7 @@ def swept(model, data, tolerance):
     return columns.columns_needed(problem, tolerance)
 
 
-def test_columns_come_by_size_and_their_rest_is_what_they_leave():
+def test_columns_come_by_size_and_combine():
     torch.manual_seed(0)
     outputs = 3 * torch.randn(5, 7).double()
     factor = resolve_loss("cross_entropy").curvature(outputs, torch.zeros(5, dtype=torch.long))
@@ -51,8 +51,8 @@ def test_columns_come_by_size_and_their_rest_is_what_they_leave():
     torch.testing.assert_close(found.mT @ found, torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1))
     torch.testing.assert_close(factor.sizes(), found.square().sum(2))
     assert bool((factor.sizes().diff(dim=1) <= 1e-15).all())
-    signs = torch.randint(0, 2, (5, 6)) * 2 - 1
-    torch.testing.assert_close(factor.rest(2, signs)[0], (signs.unsqueeze(2) * found)[:, 2:].sum(1))
+    weights = torch.randn(5, 6).double()
+    torch.testing.assert_close(factor.combined(weights)[0], (weights.unsqueeze(2) * found).sum(1))
 
 
 def test_fewer_columns_the_better_a_network_fits(fitted):
@@ -79,7 +79,7 @@ def test_what_is_left_to_chance_is_in_the_error(fitted, exact):
             assert not value.exact
             assert value.error_kind == "standard error"
             assert 0 < value.error <= 1e-3 * value.value
-            assert "of 5 columns a sample, the rest in one random column" in value.method
+            assert "of 5 columns a sample, the rest from random samples" in value.method
             outside += abs(value.value - exact[name].value) > 2 * value.error
     assert outside <= 3
 

@@ -1,13 +1,13 @@
-"""Sweeps that take of every sample only the columns of ∇²ℓ that matter, and all others in one random combination.
+"""Sweeps that take of every sample only the columns of ∇²ℓ that matter; a few samples stand for all the rest.
 
 Under cross entropy a sample of which the network is certain has hardly any curvature, and of the others most of it sits in
-one or two columns. So sweeping becomes cheaper as a network fits its data.
+one or two columns. So sweeping becomes cheaper as a network fits its data: most samples are not visited at all.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -33,11 +33,13 @@ from spiritlevel.problem.factors import OrderedFactor
 from spiritlevel.problem.losses import output_factor
 from spiritlevel.problem.problem import Problem
 
-# Something is left where the tolerance is at least the first, and where the columns that are swept and the random one are at most
-# the second of all. Small networks are swept whole.
+# Something is left where the tolerance is at least the first, and where the columns that are swept are at most the second of
+# all. Small networks are swept whole.
 LEAST_LEFT, WORTH_LEAVING = 1e-6, 0.75
 # Samples are swept in sets that need as many columns, of this size at least: fewer are slower.
 FEWEST_ALIKE = 256
+# About so many samples are drawn to stand for all that is left.
+STAND_IN = 512
 
 
 def sweep_within(
@@ -65,7 +67,7 @@ def columns_needed(problem: Problem, tolerance: float) -> Tensor | None:
     if threshold is None:
         return None
     needed = (sizes > threshold).sum(1)
-    return needed if float((needed + 1.0).mean()) <= WORTH_LEAVING * sizes.shape[1] else None
+    return needed if float(needed.double().mean()) <= WORTH_LEAVING * sizes.shape[1] else None
 
 
 def _threshold(sizes: Tensor, left: float) -> float | None:
@@ -89,67 +91,108 @@ def _threshold(sizes: Tensor, left: float) -> float | None:
 def _swept_partly(
     problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator: torch.Generator, needed: Tensor
 ) -> Sweep:
-    """The sweep with so many columns of every sample, and all that is left of it in one random combination."""
+    """The sweep with so many columns of every sample; of some samples, chosen by chance, all that is left in one column."""
     together, rest = Sums(), Sums()
     curvature = wanted - {FISHER} - ({TRACE} if DIAGONAL in wanted else set())
-    assert problem.survey.sizes is not None
-    columns, loss = problem.survey.sizes.shape[1], 0.0
-    signs = torch.randint(0, 2, problem.survey.sizes.shape, generator=generator, dtype=torch.int8) * 2 - 1
-    for part, rows in _parts(problem, needed, chunk_size(problem, anatomy)):
-        weight, most = problem.weight_of(part), int(needed[rows].max())
+    sizes = problem.survey.sizes
+    assert sizes is not None
+    drawn = _Drawn(sizes, needed, generator)
+    swept = torch.zeros_like(needed)
+    for part, rows, most in _parts(problem, needed, drawn.rows, chunk_size(problem, anatomy), every=FISHER in wanted):
+        weight = problem.weight_of(part)
         tapped = TappedChunk(problem, anatomy, part, inputs=COLUMNS in wanted)
-        loss += weight * tapped.loss
         factor = output_factor(problem.loss_function, tapped.outputs, targets_of(part))
         assert isinstance(factor, OrderedFactor)  # the survey has its sizes
+        problem.work.add(passes=len(part) / problem.samples)
+        if most is None:
+            combination = drawn.weights(rows, swept[rows]).to(problem.device)
+            tapped.accumulate([factor.combined(combination)], weight, curvature, rest)
+            continue
+        swept[rows] = most
         if most:
             tapped.accumulate(itertools.islice(factor.columns(), most), weight, curvature, together)
-        if most < columns:
-            tapped.accumulate([factor.rest(most, signs[rows].to(problem.device))], weight, curvature, rest)
         if FISHER in wanted:
             tapped.add_fisher(weight, together)
-    problem.work.add(passes=1)
     left = {kind: dict(getattr(rest, kind)) for kind in STATISTICS}
-    uncertain = _uncertain_share(problem.survey.sizes, needed)
     for kind, arrays in left.items():
         for name, array in arrays.items():
             together.add(kind, name, array)
-            array.mul_(-uncertain)
-    return Sweep(frozen([together]), loss, columns, False, float(needed.double().mean()), left)
+            array.mul_(-drawn.uncertain_share)
+    return Sweep(frozen([together]), problem.survey.loss, sizes.shape[1], False, float(swept.double().mean()), left)
 
 
-def _uncertain_share(sizes: Tensor, needed: Tensor) -> float:
-    """How much of what is left may be chance: 4 standard deviations of a sum whose terms have the sizes of these columns.
+class _Drawn:
+    """Samples that stand for what is left of all: each with a chance in proportion to what is left of it.
 
-    A sample's term is the square of a sum with random signs, whose variance is at most twice the square of its mean. Of a
-    single neuron fewer samples have a part, so that it takes several standard deviations of the whole.
+    What is left of a sample enters as one column, its columns with random signs, over the root of the sample's chance: the
+    mean of every statistic, which is quadratic in columns, is right.
     """
-    places = torch.arange(sizes.shape[1])
-    rest = (sizes * (places >= needed.unsqueeze(1))).sum(1, dtype=torch.float64)
-    return min(1.0, 4 * float((2 * rest.square().sum()).sqrt() / rest.sum()))
+
+    def __init__(self, sizes: Tensor, needed: Tensor, generator: torch.Generator) -> None:
+        left = (sizes * _from(needed, sizes.shape[1])).sum(1, dtype=torch.float64)
+        self._chances = (STAND_IN * left / left.sum()).clamp_max(1.0)
+        chosen = torch.rand(len(left), generator=generator, dtype=torch.float64) < self._chances
+        self.rows = chosen.nonzero().squeeze(1)
+        signs = torch.randint(0, 2, (len(self.rows), sizes.shape[1]), generator=generator) * 2 - 1
+        self._weights = signs / self._chances[self.rows].sqrt().unsqueeze(1)
+        self.uncertain_share = _uncertain_share(left, self._chances)
+
+    def weights(self, rows: Tensor, swept: Tensor) -> Tensor:
+        """The weights of all columns of these samples, none of those that were swept."""
+        places = torch.searchsorted(self.rows, rows)
+        return self._weights[places] * _from(swept, self._weights.shape[1])
 
 
-def _parts(problem: Problem, needed: Tensor, size: int) -> Iterator[tuple[Batch, Tensor]]:
-    """All data in parts of samples that need about as many columns, with their numbers.
+def _from(starts: Tensor, columns: int) -> Tensor:
+    """True from each start on, (N, columns)."""
+    return torch.arange(columns) >= starts.unsqueeze(1)
 
+
+def _uncertain_share(left: Tensor, chances: Tensor) -> float:
+    """How much of what is left may be chance: 4 standard deviations of a sum whose terms are what is left of every sample.
+
+    A drawn term is the square of a sum with random signs, whose second moment is at most three times the square of its mean.
+    Of a single neuron fewer samples have a part, so that it takes several standard deviations of the whole.
+    """
+    present = chances > 0
+    variance = (left[present].square() * (3 / chances[present] - 1)).sum()
+    return min(1.0, 4 * float(variance.sqrt() / left.sum()))
+
+
+def _parts(
+    problem: Problem, needed: Tensor, drawn: Tensor, size: int, *, every: bool
+) -> Iterator[tuple[Batch, Tensor, int | None]]:
+    """The samples that matter, in parts that need as many columns, with their numbers and how many columns that is.
+
+    After them come those that are drawn, with None. Samples that need no columns are left out unless `every` one is wanted.
     Over all data where they are in memory; of a stream chunk by chunk.
     """
-    if problem.data.resident is not None:
-        for alike in _alike(needed):
+    for take, start, count in _stretches(problem, size):
+        inside = needed[start : start + count]
+        for alike in _alike(inside, 0 if every else 1):
             for rows in torch.split(alike, size):
-                yield problem.picked(rows), rows
+                yield take(rows), start + rows, int(inside[alike].max())
+        for rows in torch.split(drawn[(drawn >= start) & (drawn < start + count)], size):
+            if len(rows):
+                yield take(rows - start), rows, None
+
+
+def _stretches(problem: Problem, size: int) -> Iterator[tuple[Callable[[Tensor], Batch], int, int]]:
+    """Stretches of the data from which samples can be picked: how, from where on, and how many there are."""
+    if problem.data.resident is not None:
+        yield problem.picked, 0, problem.samples
         return
     start = 0
     for chunk, _ in problem.chunks(size):
-        for rows in _alike(needed[start : start + len(chunk)]):
-            yield chunk[rows.to(problem.device)], start + rows
+        yield lambda rows, chunk=chunk: chunk[rows.to(problem.device)], start, len(chunk)  # type: ignore[misc]
         start += len(chunk)
 
 
-def _alike(counts: Tensor) -> list[Tensor]:
-    """Samples that need about as many columns, in sets of some size; the order within a set is that of the data."""
+def _alike(counts: Tensor, fewest: int) -> list[Tensor]:
+    """Samples that need about as many columns, and `fewest` at least, in sets of some size; within a set in the order of the data."""
     found: list[Tensor] = []
     waiting = torch.zeros(0, dtype=torch.long)
-    for count in sorted(set(counts.tolist())):
+    for count in sorted(set(counts[counts >= fewest].tolist())):
         waiting = torch.cat([waiting, (counts == count).nonzero().squeeze(1)])
         if len(waiting) >= FEWEST_ALIKE:
             found.append(waiting)

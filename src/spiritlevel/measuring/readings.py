@@ -161,7 +161,7 @@ def _sweep_method(evidence: Evidence) -> str:
     if not evidence.partly_swept:
         return "exact sweep"
     swept = evidence.swept
-    return f"sweep of {swept.swept_columns:.2g} of {swept.num_columns} columns a sample, the rest in one random column"
+    return f"sweep of {swept.swept_columns:.2g} of {swept.num_columns} columns a sample, the rest from random samples"
 
 
 def from_eigenpair(

@@ -36,8 +36,8 @@ class OrderedFactor(OutputFactor):
         """‖s_k‖² of every sample's columns, (N, columns); None where there are several positions, or too few classes."""
 
     @abstractmethod
-    def rest(self, start: int, signs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The columns from the `start`-th on in one, each with its sign of `signs`."""
+    def combined(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        """All columns in one, each times its weight, (N, columns)."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,10 @@ class SoftmaxFactor(OrderedFactor):
         cross = 2 * own * u.square() / (1 + root[..., -1:])
         return (u.square() * reflected - cross + own)[:, 0, :-1]
 
-    def rest(self, start: int, signs: Tensor) -> tuple[Tensor, Tensor | None]:
+    def combined(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
         order, root, u = self._sorted
-        signs = torch.nn.functional.pad(
-            signs.to(root) * (torch.arange(signs.shape[1], device=root.device) >= start), (0, 1)
-        )
-        signs = signs.unsqueeze(1)
-        vector = self._reflected() * (u * signs).sum(2, keepdim=True) + root * signs * self.scale.unsqueeze(2)
+        weights = torch.nn.functional.pad(weights.to(root), (0, 1)).unsqueeze(1)
+        vector = self._reflected() * (u * weights).sum(2, keepdim=True) + root * weights * self.scale.unsqueeze(2)
         return self.restore(torch.zeros_like(root).scatter_(2, order, vector)), None
 
     def sample(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
