@@ -6,6 +6,9 @@ from torch import nn
 
 import spiritlevel as sl
 from spiritlevel.curvature import columns
+from spiritlevel.curvature.blocks import LEFT_OUT, GaussNewtonBlocks
+from spiritlevel.curvature.examine import examine
+from spiritlevel.curvature.statistics import sweep
 from spiritlevel.problem.losses import resolve_loss
 
 NAMES = ["hessian_trace", "rho_sum", "rho_row_sum", "normalized_sharpness", "kappa_trace_max"]
@@ -125,3 +128,40 @@ def test_all_columns_where_less_is_asked_for_or_nothing_is_saved(fitted, toleran
 def test_small_networks_are_swept_whole(fitted, monkeypatch):
     monkeypatch.setattr("spiritlevel.problem.problem.SMALL", 10_000_000)
     assert swept(*fitted, 1e-3) is None
+
+
+def test_blocks_leave_out_columns_and_tell_what_these_could_add(fitted):
+    model, data = fitted
+    exact = sl.measure(model, data, measures=["kappa_max"], tolerance=1e-9)["kappa_max"]
+    for seed in range(4):
+        found = sl.measure(model, data, measures=["kappa_max"], tolerance=0.1, seed=seed)["kappa_max"]
+        assert found.certified
+        for name, value in found.layers.items():
+            assert 0 < exact.layers[name] - value <= found.layer_errors[name] < 0.05 * value
+
+
+def test_what_is_left_of_a_trace_is_told(fitted):
+    """Against the sweep of all columns less that of the needed ones, layer by layer."""
+    model, data = fitted
+    problem = sl.Problem(model, "cross_entropy", data)
+    anatomy, needed = examine(problem), columns.columns_needed(problem, 0.1)
+    every = sweep(problem, anatomy, frozenset(["trace"]), torch.Generator()).found["trace"]
+    blocks = GaussNewtonBlocks(problem, anatomy, list(anatomy.layers), tolerance=0.1 / LEFT_OUT)
+    for name, bound in blocks.left_out(torch.Generator().manual_seed(0)).items():
+        taken = sum(
+            float((use.deltas.square().sum((0, 2)) * use.use.phi.square().sum(1)).sum()) / SAMPLES
+            for chunk in blocks._chunks()
+            for use in chunk.layers[name]
+        )
+        left = float(every[name][0]) - taken
+        assert 0 < left <= bound < 3 * left
+    assert float(needed.double().mean()) < 2
+
+
+def test_samples_without_columns_are_not_visited(fitted):
+    model, data = fitted
+    problem = sl.Problem(model, "cross_entropy", data)
+    anatomy, needed = examine(problem), columns.columns_needed(problem, 0.1)
+    blocks = GaussNewtonBlocks(problem, anatomy, list(anatomy.layers), tolerance=0.1 / LEFT_OUT)
+    visited = sum(chunk.shares.shape[1] for chunk in blocks._chunks())
+    assert visited == int((needed > 0).sum()) < SAMPLES / 2

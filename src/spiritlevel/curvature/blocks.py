@@ -2,10 +2,12 @@
 
 For a layer with columns δ_k and input φ, (1/N) Σ_nk sign·(δ_kᵀ V φ) δ_k φᵀ needs one application of V to φ and one
 weight gradient: no pass through the network. δ is kept while it fits a memory budget and pulled back anew where not.
+Columns that hold next to nothing are left out where the tolerance allows that; what they could add is told.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
+from spiritlevel.curvature.columns import columns_needed, parts, trace_left
 from spiritlevel.curvature.hessian import MOST_IN_PART, spread_part
 from spiritlevel.curvature.statistics import TappedChunk
 from spiritlevel.curvature.taps import LinearUse
@@ -22,6 +25,8 @@ from spiritlevel.problem.problem import Problem
 
 # What δ of all layers and chunks may take between products.
 DELTA_BUDGET = 512 << 20
+# Columns that hold this part of the tolerance, relative to ΣtrS, are left out: an eigenvalue may be a tenth of a trace or less.
+LEFT_OUT = 1e-2
 
 
 @dataclass
@@ -50,11 +55,27 @@ class _Chunk:
     weight: float
     bytes: int
 
+    @property
+    def work(self) -> float:
+        """What a product takes: in samples of all, times columns."""
+        return self.weight * len(self.shares)
+
 
 class GaussNewtonBlocks:
-    """G_l·v of every named layer, all in one go over the data."""
+    """G_l·v of every named layer, all in one go over the data.
 
-    def __init__(self, problem: Problem, anatomy: Anatomy, names: Sequence[str], budget: int = DELTA_BUDGET) -> None:
+    Columns are left out that hold less than a hundredth of the `tolerance` of ΣtrS; all are taken where it is zero.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        anatomy: Anatomy,
+        names: Sequence[str],
+        budget: int = DELTA_BUDGET,
+        *,
+        tolerance: float = 0.0,
+    ) -> None:
         self.problem, self.names = problem, list(names)
         self._anatomy = replace(
             anatomy,
@@ -62,10 +83,12 @@ class GaussNewtonBlocks:
             axes={name: anatomy.axes[name] for name in names},
         )
         self._budget = budget
+        self._needed = columns_needed(problem, LEFT_OUT * tolerance)
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Chunk] = []
         self._count = 0
         self._weight = self._part_share = 0.0  # of this process's data, and of all processes' parts, in the mean
+        self._work = 0.0
         self._prepared = False
 
     def __call__(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -77,7 +100,14 @@ class GaussNewtonBlocks:
         """The same over about a tenth of the data only: a cheap stand-in to start a search from."""
         share = self._part_share
         self.problem.work.add(passes=share, products=share)
-        return self._sum(vectors, self._part(), 1 / share)
+        return self._sum(vectors, self._part(), 1 / share if self._needed is None else 1.0)
+
+    def left_out(self, generator: torch.Generator) -> dict[str, float]:
+        """By how much the largest eigenvalue of every block may be larger than that of the columns which were taken."""
+        if self._needed is None:
+            return {}
+        found = trace_left(self.problem, self._anatomy, self._needed, generator)
+        return {name: found.get(name, 0.0) for name in self.names}
 
     def forms(self, batch: Batch, vectors: Mapping[str, Tensor]) -> list[float]:
         """v_lᵀ G_l v_l of one batch's mean for every named layer, in the problem's present precision."""
@@ -87,16 +117,24 @@ class GaussNewtonBlocks:
         return [float((vector.double() * images[name].double()).sum()) for name, vector in fitted.items()]
 
     def has_part(self) -> bool:
-        """Whether a tenth of the data is kept; pulls the columns back if that has not happened yet."""
+        """Whether part of the data to start from is kept; pulls the columns back if that has not happened yet."""
         if not self._prepared:
             for _ in self._chunks():
                 pass
             self.problem.work.add(passes=1)
-        self._part_share = self.problem.ranks.total(sum(chunk.weight for chunk in self._part()))
+        if self._needed is None:
+            self._part_share = self.problem.ranks.total(sum(chunk.weight for chunk in self._part()))
+        else:
+            self._part_share = sum(chunk.work for chunk in self._part()) / self._work
         return 0 < self._part_share <= MOST_IN_PART
 
     def _part(self) -> list[_Chunk]:
-        return spread_part(self._kept, self._weight, self.problem.samples)
+        """About a tenth of the data; where samples differ in what they hold, the heaviest, which come last."""
+        if self._needed is None:
+            return spread_part(self._kept, self._weight, self.problem.samples)
+        sums = itertools.accumulate(chunk.work for chunk in reversed(self._kept))
+        count = sum(total <= MOST_IN_PART * self._work for total in sums)
+        return self._kept[len(self._kept) - count :]
 
     def _sum(self, vectors: Mapping[str, Tensor], chunks: Iterable[_Chunk], factor: float) -> dict[str, Tensor]:
         sums = {name: torch.zeros_like(vector, dtype=torch.float64) for name, vector in vectors.items()}
@@ -112,12 +150,14 @@ class GaussNewtonBlocks:
             return
         spent, self._count, self._weight = sum(chunk.bytes for chunk in self._kept), 0, 0.0
         keeping = not self._prepared
-        for index, (batch, weight) in enumerate(self.problem.chunks(self._chunk_size)):
+        for index, (batch, weight, most) in enumerate(self._batches()):
             self._count = index + 1
             self._weight += weight
             if index < len(self._kept) and self._prepared:
                 continue
-            chunk = self._pull(TappedChunk(self.problem, self._anatomy, batch, inputs=False), batch.targets, weight)
+            tapped = TappedChunk(self.problem, self._anatomy, batch, inputs=False)
+            chunk = self._pull(tapped, batch.targets, weight, most)
+            self._work += chunk.work if not self._prepared else 0.0
             spent += chunk.bytes
             keeping = keeping and spent <= self._budget
             if keeping:
@@ -125,9 +165,20 @@ class GaussNewtonBlocks:
             yield chunk
         self._prepared = True
 
-    def _pull(self, tapped: TappedChunk, targets: Tensor | None, weight: float) -> _Chunk:
+    def _batches(self) -> Iterator[tuple[Batch, float, int | None]]:
+        """Batches with their weights, and how many columns of their samples are taken: all where that is None."""
+        if self._needed is None:
+            for batch, weight in self.problem.chunks(self._chunk_size):
+                yield batch, weight, None
+            return
+        nobody = torch.zeros(0, dtype=torch.long)
+        for batch, _, most in parts(self.problem, self._needed, nobody, self._chunk_size):
+            yield batch, self.problem.weight_of(batch), most
+
+    def _pull(self, tapped: TappedChunk, targets: Tensor | None, weight: float, most: int | None = None) -> _Chunk:
         assert targets is not None
-        columns = list(output_factor(self.problem.loss_function, tapped.outputs, targets).columns())
+        factor = output_factor(self.problem.loss_function, tapped.outputs, targets)
+        columns = list(itertools.islice(factor.columns(), most))
         arrived = [tapped.pull(vector) for vector, _ in columns]
         layers: dict[str, list[_Pulled]] = {}
         size = 0

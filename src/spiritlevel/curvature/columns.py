@@ -98,7 +98,7 @@ def _swept_partly(
     assert sizes is not None
     drawn = _Drawn(sizes, needed, generator)
     swept = torch.zeros_like(needed)
-    for part, rows, most in _parts(problem, needed, drawn.rows, chunk_size(problem, anatomy), every=FISHER in wanted):
+    for part, rows, most in parts(problem, needed, drawn.rows, chunk_size(problem, anatomy), every=FISHER in wanted):
         weight = problem.weight_of(part)
         tapped = TappedChunk(problem, anatomy, part, inputs=COLUMNS in wanted)
         factor = output_factor(problem.loss_function, tapped.outputs, targets_of(part))
@@ -119,6 +119,21 @@ def _swept_partly(
             together.add(kind, name, array)
             array.mul_(-drawn.uncertain_share)
     return Sweep(frozen([together]), problem.survey.loss, sizes.shape[1], False, float(swept.double().mean()), left)
+
+
+def trace_left(problem: Problem, anatomy: Anatomy, needed: Tensor, generator: torch.Generator) -> dict[str, float]:
+    """What the columns beyond those needed hold of every parameter's trace, at most as far as chance allows to say."""
+    sizes = problem.survey.sizes
+    assert sizes is not None
+    drawn, rest = _Drawn(sizes, needed, generator), Sums()
+    for part, rows, _ in parts(problem, torch.zeros_like(needed), drawn.rows, chunk_size(problem, anatomy)):
+        tapped = TappedChunk(problem, anatomy, part, inputs=False)
+        factor = output_factor(problem.loss_function, tapped.outputs, targets_of(part))
+        assert isinstance(factor, OrderedFactor)
+        combination = drawn.weights(rows, needed[rows]).to(problem.device)
+        tapped.accumulate([factor.combined(combination)], problem.weight_of(part), frozenset([TRACE]), rest)
+        problem.work.add(passes=len(part) / problem.samples)
+    return {name: (1 + drawn.uncertain_share) * float(total) for name, total in rest.trace.items()}
 
 
 class _Drawn:
@@ -159,8 +174,8 @@ def _uncertain_share(left: Tensor, chances: Tensor) -> float:
     return min(1.0, 4 * float(variance.sqrt() / left.sum()))
 
 
-def _parts(
-    problem: Problem, needed: Tensor, drawn: Tensor, size: int, *, every: bool
+def parts(
+    problem: Problem, needed: Tensor, drawn: Tensor, size: int, *, every: bool = False
 ) -> Iterator[tuple[Batch, Tensor, int | None]]:
     """The samples that matter, in parts that need as many columns, with their numbers and how many columns that is.
 

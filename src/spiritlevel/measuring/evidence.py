@@ -329,11 +329,11 @@ class Evidence:
         if exact:
             if self.gathered.products is not None:
                 self.gathered.products.release()  # one budget at a time: these blocks keep deltas instead of graphs
-            blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact)
+            blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact, tolerance=self.tolerance)
             part = blocks.on_part if blocks.has_part() else None
             starts, warm = {name: start[name] for name in exact}, self._warm(exact)
             pairs = block_eigenpairs(blocks, part, shapes, starts, self.tolerance, warm, small=self.problem.small)
-            found |= self._widened(pairs, blocks.forms)
+            found |= self._widened(pairs, blocks.forms, more=blocks.left_out(self.generator("left out")))
         if others:
             starts, warm = {name: start[name] for name in others}, self._warm(others)
             search = functools.partial(block_eigenpairs, self._block_products, None, shapes, starts)
@@ -352,12 +352,13 @@ class Evidence:
         forms: Callable[[Batch, Mapping[str, Tensor]], list[float]],
         order: float = 1.0,
         relative: float = 0.0,
+        more: Mapping[str, float] | None = None,
     ) -> dict[str, Eigenpair]:
-        """Eigenpairs of blocks with what rounding did in their errors."""
+        """Eigenpairs of blocks whose errors hold what rounding did, and for each block what else is named in `more`."""
         vectors = {name: pair.vector.view(self.problem.parameters[name].shape) for name, pair in pairs.items()}
         errors = rounding_errors(self.problem, lambda batch: forms(batch, vectors), order)
         return {
-            name: widened(pair, error + relative * abs(pair.value), self.tolerance)
+            name: widened(pair, error + relative * abs(pair.value) + (more or {}).get(name, 0.0), self.tolerance)
             for (name, pair), error in zip(pairs.items(), errors, strict=True)
         }
 
