@@ -7,7 +7,9 @@ from torch import nn
 import spiritlevel as sl
 from spiritlevel.curvature import columns
 from spiritlevel.curvature.blocks import LEFT_OUT, GaussNewtonBlocks
+from spiritlevel.curvature.dense import dense_hessian
 from spiritlevel.curvature.examine import examine
+from spiritlevel.curvature.hessian import LEFT_OF_HEAVY, HessianProducts, heavy_and_light
 from spiritlevel.curvature.statistics import sweep
 from spiritlevel.problem.losses import resolve_loss
 
@@ -165,3 +167,34 @@ def test_samples_without_columns_are_not_visited(fitted):
     blocks = GaussNewtonBlocks(problem, anatomy, list(anatomy.layers), tolerance=0.1 / LEFT_OUT)
     visited = sum(chunk.shares.shape[1] for chunk in blocks._chunks())
     assert visited == int((needed > 0).sum()) < SAMPLES / 2
+
+
+def test_eigenvalues_are_searched_on_the_heavy_samples_and_proved_on_all(fitted):
+    model, data = fitted
+    problem = sl.Problem(model, "cross_entropy", data)
+    products = HessianProducts(problem)
+    assert products.has_part()
+    assert products.heavy_first
+    masses, (heavy, light) = problem.survey.masses, heavy_and_light(problem)
+    assert float(masses[light].sum()) <= LEFT_OF_HEAVY * float(masses.sum())
+    assert float(masses[heavy].min()) > float(masses[light].max())
+    assert len(heavy) + len(light) == SAMPLES
+    truth = float(torch.linalg.eigvalsh(dense_hessian(problem)).abs().max())
+    report = sl.measure(model, data, measures=["hessian_spectral_norm"], tolerance=1e-4)
+    found = report["hessian_spectral_norm"]
+    assert found.converged
+    assert abs(found.value - truth) <= found.error
+    assert found.products <= 3  # over all data
+    assert report.cost.products <= 3 + 14 * len(heavy) / SAMPLES
+
+
+def test_graphs_of_light_samples_are_kept_only_where_many_products_follow(fitted, monkeypatch):
+    monkeypatch.setattr("spiritlevel.curvature.hessian.LIGHT_BUDGET", 0)
+    products = HessianProducts(sl.Problem(fitted[0], "cross_entropy", fitted[1]))
+    vector = torch.ones(products.flat.size).double()
+    (few,) = products([vector])
+    held = len(products._kept)
+    products.expect_many()
+    (many,) = products([vector])
+    torch.testing.assert_close(few, many)
+    assert held < len(products._kept)

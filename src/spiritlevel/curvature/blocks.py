@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.columns import columns_needed, parts, trace_left
-from spiritlevel.curvature.hessian import MOST_IN_PART, spread_part
+from spiritlevel.curvature.hessian import LIGHT_BUDGET, MOST_IN_PART, heavy_and_light, spread_part
 from spiritlevel.curvature.statistics import TappedChunk
 from spiritlevel.curvature.taps import LinearUse
 from spiritlevel.problem.batches import Batch
@@ -55,11 +55,6 @@ class _Chunk:
     weight: float
     bytes: int
 
-    @property
-    def work(self) -> float:
-        """What a product takes: in samples of all, times columns."""
-        return self.weight * len(self.shares)
-
 
 class GaussNewtonBlocks:
     """G_l·v of every named layer, all in one go over the data.
@@ -84,11 +79,12 @@ class GaussNewtonBlocks:
         )
         self._budget = budget
         self._needed = columns_needed(problem, LEFT_OUT * tolerance)
+        self._order = None if self._needed is None else heavy_and_light(problem)
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Chunk] = []
         self._count = 0
         self._weight = self._part_share = 0.0  # of this process's data, and of all processes' parts, in the mean
-        self._work = 0.0
+        self._heavy = 0  # how many of the chunks are of heavy samples
         self._prepared = False
 
     def __call__(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -100,7 +96,7 @@ class GaussNewtonBlocks:
         """The same over about a tenth of the data only: a cheap stand-in to start a search from."""
         share = self._part_share
         self.problem.work.add(passes=share, products=share)
-        return self._sum(vectors, self._part(), 1 / share if self._needed is None else 1.0)
+        return self._sum(vectors, self._part(), 1.0 if self.heavy_first else 1 / share)
 
     def left_out(self, generator: torch.Generator) -> dict[str, float]:
         """By how much the largest eigenvalue of every block may be larger than that of the columns which were taken."""
@@ -122,19 +118,19 @@ class GaussNewtonBlocks:
             for _ in self._chunks():
                 pass
             self.problem.work.add(passes=1)
-        if self._needed is None:
-            self._part_share = self.problem.ranks.total(sum(chunk.weight for chunk in self._part()))
-        else:
-            self._part_share = sum(chunk.work for chunk in self._part()) / self._work
+        self._part_share = self.problem.ranks.total(sum(chunk.weight for chunk in self._part()))
         return 0 < self._part_share <= MOST_IN_PART
 
+    @property
+    def heavy_first(self) -> bool:
+        """Whether the part is the samples that hold nearly all of the mass, not a random tenth of all."""
+        return self._order is not None
+
     def _part(self) -> list[_Chunk]:
-        """About a tenth of the data; where samples differ in what they hold, the heaviest, which come last."""
-        if self._needed is None:
-            return spread_part(self._kept, self._weight, self.problem.samples)
-        sums = itertools.accumulate(chunk.work for chunk in reversed(self._kept))
-        count = sum(total <= MOST_IN_PART * self._work for total in sums)
-        return self._kept[len(self._kept) - count :]
+        """The heavy samples, or about a tenth of the data."""
+        if self.heavy_first:
+            return self._kept[: self._heavy]
+        return spread_part(self._kept, self._weight, self.problem.samples)
 
     def _sum(self, vectors: Mapping[str, Tensor], chunks: Iterable[_Chunk], factor: float) -> dict[str, Tensor]:
         sums = {name: torch.zeros_like(vector, dtype=torch.float64) for name, vector in vectors.items()}
@@ -150,30 +146,35 @@ class GaussNewtonBlocks:
             return
         spent, self._count, self._weight = sum(chunk.bytes for chunk in self._kept), 0, 0.0
         keeping = not self._prepared
-        for index, (batch, weight, most) in enumerate(self._batches()):
+        for index, (batch, weight, most, heavy) in enumerate(self._batches()):
             self._count = index + 1
+            self._heavy = index + 1 if heavy else self._heavy
             self._weight += weight
             if index < len(self._kept) and self._prepared:
                 continue
             tapped = TappedChunk(self.problem, self._anatomy, batch, inputs=False)
             chunk = self._pull(tapped, batch.targets, weight, most)
-            self._work += chunk.work if not self._prepared else 0.0
             spent += chunk.bytes
-            keeping = keeping and spent <= self._budget
+            keeping = keeping and spent <= (
+                min(LIGHT_BUDGET, self._budget) if self.heavy_first and not heavy else self._budget
+            )
             if keeping:
                 self._kept.append(chunk)
             yield chunk
         self._prepared = True
 
-    def _batches(self) -> Iterator[tuple[Batch, float, int | None]]:
-        """Batches with their weights, and how many columns of their samples are taken: all where that is None."""
+    def _batches(self) -> Iterator[tuple[Batch, float, int | None, bool]]:
+        """Batches with their weights, how many columns of their samples are taken (None: all), and whether they are heavy."""
         if self._needed is None:
             for batch, weight in self.problem.chunks(self._chunk_size):
-                yield batch, weight, None
+                yield batch, weight, None, False
             return
         nobody = torch.zeros(0, dtype=torch.long)
-        for batch, _, most in parts(self.problem, self._needed, nobody, self._chunk_size):
-            yield batch, self.problem.weight_of(batch), most
+        for place, rows in enumerate(self._order or [torch.arange(self.problem.samples)]):
+            needed = torch.zeros_like(self._needed)
+            needed[rows] = self._needed[rows]
+            for batch, _, most in parts(self.problem, needed, nobody, self._chunk_size):
+                yield batch, self.problem.weight_of(batch), most, self.heavy_first and place == 0
 
     def _pull(self, tapped: TappedChunk, targets: Tensor | None, weight: float, most: int | None = None) -> _Chunk:
         assert targets is not None

@@ -32,6 +32,7 @@ from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.factors import OrderedFactor
 from spiritlevel.problem.losses import output_factor
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.survey import threshold
 
 # Something is left where the tolerance is at least the first, and where the columns that are swept are at most the second of
 # all. Small networks are swept whole.
@@ -63,29 +64,11 @@ def columns_needed(problem: Problem, tolerance: float) -> Tensor | None:
     sizes = problem.survey.sizes
     if sizes is None or sizes.shape[1] > MOST_COLUMNS:
         return None
-    threshold = _threshold(sizes, tolerance * float(sizes.sum(dtype=torch.float64)))
-    if threshold is None:
+    least = threshold(sizes, tolerance * float(sizes.sum(dtype=torch.float64)))
+    if least is None:
         return None
-    needed = (sizes > threshold).sum(1)
+    needed = (sizes > least).sum(1)
     return needed if float(needed.double().mean()) <= WORTH_LEAVING * sizes.shape[1] else None
-
-
-def _threshold(sizes: Tensor, left: float) -> float | None:
-    """What columns must exceed so that all others sum to at most `left`; None where none or all would.
-
-    Found by halving, without a sorted copy of as many numbers as there are columns. It lies between two sizes, so that
-    rounding moves no column across it.
-    """
-    largest = float(sizes.max())
-    below, above = 0.0, 200.0  # halvings of the largest size: too much is left, not too much
-    for _ in range(40):
-        middle = (below + above) / 2
-        enough = float(sizes[sizes <= largest * 2.0**-middle].sum(dtype=torch.float64)) <= left
-        below, above = (below, middle) if enough else (middle, above)
-    leaving = sizes <= largest * 2.0**-above
-    if not bool(leaving.any()) or bool(leaving.all()):
-        return None
-    return float((sizes[leaving].max().double() * sizes[~leaving].min().double()).sqrt())
 
 
 def _swept_partly(

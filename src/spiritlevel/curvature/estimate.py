@@ -153,6 +153,7 @@ def probe(
     # The first round is drawn in any case, and all of them where the whole Hessian takes no more products: it is exact.
     left = dict.fromkeys(open_kinds, most_probes if size <= most_probes else GROUPS)
     rounds = 0
+    products.expect_many()
     while open_kinds and rounds * GROUPS < most_probes:
         formed = blocks_worth_forming(products, open_kinds, left)
         for name in formed:

@@ -7,6 +7,7 @@ compares one product with a central difference of gradients and picks a way that
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,9 @@ GRAPH_BUDGET, GRAPH_COPIES = 1536 << 20, 4
 # The part of the data that a search starts from has so many samples at least, up to a fifth of all. It is made of whole chunks,
 # and of few samples there are few; a part of more than this share is not worth its products.
 PART_SAMPLES, MOST_IN_PART = 200, 1 / 3
+# Where samples differ in how much they curve, the part is the heaviest of them: those that hold all but so much of all mass. Few
+# products follow with the others, so that of their graphs no more is kept than this.
+LEFT_OF_HEAVY, LIGHT_BUDGET = 5e-2, 64 << 20
 
 
 @dataclass
@@ -88,10 +92,12 @@ class HessianProducts:
         self.method, self.notes, self.relative_error = chosen.method, list(chosen.notes), chosen.relative_error
         copies = GRAPH_COPIES * self.flat.size * problem.parameters_like().element_size()
         self._budget = max(min(GRAPH_BUDGET, _memory(problem.device) // 8), copies) if budget is None else budget
+        self._light_budget = min(LIGHT_BUDGET, self._budget)
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Kept] = []
         self._prepared = False
         self._weight = self._part_share = 0.0  # of this process's data, and of all processes' parts, in the mean
+        self._order: tuple[Tensor, Tensor] | None = None  # the numbers of the heavy samples and of the light ones
         self._bytes_per_sample: float | None = None
         self.loss: float | None = None
         self.gradient: Tensor | None = None
@@ -103,9 +109,10 @@ class HessianProducts:
         return found
 
     def on_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """H times every vector over about a tenth of the data only: a cheap stand-in to start a search from."""
+        """H times every vector over part of the data only: a cheap stand-in to start a search from."""
         share = self._part_share
-        found = self._sum(vectors, ((kept, kept.weight / share) for kept in self._part()))
+        whole = 1.0 if self.heavy_first else share  # the light samples add nothing to speak of
+        found = self._sum(vectors, ((kept, kept.weight / whole) for kept in self._part()))
         self.problem.work.add(passes=share, products=share * len(vectors))
         return found
 
@@ -113,8 +120,19 @@ class HessianProducts:
         """Let go of the kept graphs; the next product builds them again."""
         self._kept, self._prepared = [], False
 
+    def expect_many(self) -> None:
+        """Many products follow: keep all graphs that fit."""
+        if self._order is not None and self._light_budget < self._budget:
+            self._light_budget = self._budget
+            self.release()
+
+    @property
+    def heavy_first(self) -> bool:
+        """Whether the part is the samples that hold nearly all of the mass, not a random tenth of all."""
+        return self._order is not None
+
     def has_part(self) -> bool:
-        """Whether a tenth of the data is kept; builds the graphs if that has not happened yet."""
+        """Whether part of the data is kept; builds the graphs if that has not happened yet."""
         if self.method == "kept graph" and not self._prepared:
             with self.problem.undisturbed():
                 for _ in self._prepare():
@@ -124,7 +142,9 @@ class HessianProducts:
         return 0 < self._part_share <= MOST_IN_PART
 
     def _part(self) -> list[_Kept]:
-        """About a tenth of this process's data."""
+        """The heavy samples, or about a tenth of this process's data."""
+        if self._order is not None:
+            return self._kept[: len(self._pieces(self._order[0]))]
         return spread_part(self._kept, self._weight, self.problem.samples)
 
     def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
@@ -192,19 +212,33 @@ class HessianProducts:
         for kept in self._kept:
             yield kept, kept.weight
         if len(self._kept) < self._num_chunks:
-            for index, (chunk, weight) in enumerate(self.problem.chunks(self._chunk_size)):
-                if index >= len(self._kept):
-                    yield self._graph(chunk, weight)[0], weight
+            for chunk, weight in self._batches(len(self._kept)):
+                yield self._graph(chunk, weight)[0], weight
+
+    def _batches(self, start: int) -> Iterator[tuple[Batch, float]]:
+        """The data from the `start`-th chunk on, heavy samples first where that is the order."""
+        if self._order is None:
+            yield from itertools.islice(self.problem.chunks(self._chunk_size), start, None)
+            return
+        for rows in [piece for samples in self._order for piece in self._pieces(samples)][start:]:
+            batch = self.problem.picked(rows)
+            yield batch, self.problem.weight_of(batch)
+
+    def _pieces(self, rows: Tensor) -> list[Tensor]:
+        return list(torch.split(rows, self._chunk_size))
 
     def _prepare(self) -> Iterator[tuple[_Kept, float]]:
         """The first pass: build every graph, keep those that fit, and have the gradient on the way."""
         spent, loss, self._weight = 0, 0.0, 0.0
+        self._order = heavy_and_light(self.problem)
+        heavy = None if self._order is None else len(self._pieces(self._order[0]))
         gradient = torch.zeros(self.flat.size, dtype=torch.float64, device=self.problem.device)
         count = 0
-        for chunk, weight in self.problem.chunks(self._chunk_size):
+        for chunk, weight in self._batches(0):
             kept, value, slope = self._graph(chunk, weight)
             spent += self._graph_bytes(len(chunk))
-            if spent <= self._budget and len(self._kept) == count:
+            budget = self._budget if heavy is None or count < heavy else self._light_budget
+            if spent <= budget and len(self._kept) == count:
                 self._kept.append(kept)
             gradient.add_(self.flat.join([part.detach() for part in slope]), alpha=weight)
             loss += weight * value
@@ -261,6 +295,16 @@ def _memory(device: torch.device) -> int:
     if not hasattr(os, "sysconf"):  # Windows does not tell
         return 8 * GRAPH_BUDGET
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def heavy_and_light(problem: Problem) -> tuple[Tensor, Tensor] | None:
+    """The numbers of the heavy samples and of the others, where few hold nearly all of the mass, and all are in memory."""
+    if problem.ranks.size > 1 or problem.data.resident is None:
+        return None
+    heavy = problem.survey.heaviest(LEFT_OF_HEAVY)
+    if heavy is None or not 0 < float(heavy.double().mean()) <= MOST_IN_PART:
+        return None
+    return heavy.nonzero().squeeze(1), (~heavy).nonzero().squeeze(1)
 
 
 class _Weighted(Protocol):

@@ -5,6 +5,7 @@ Each starts from what a tenth of the data says, where that much is kept in memor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -21,6 +22,9 @@ FEWEST_VECTORS = 10
 # A start from part of the data: so many products on the part, and at least so many over all data. Every operator starts from
 # its own part, so that an operator which rescaling leaves alone takes the same steps for every rescaled network.
 ON_PART, AFTER_PART = 6, Care(fewest=4)
+# Where the part is the samples that hold nearly all of the mass, the search ends there, and so many products with all data prove
+# it or go on.
+ON_HEAVY, AFTER_HEAVY = 60, Care(fewest=2)
 # Of a small network products cost next to nothing: an eigenvector that hides at first comes up in so many of them, and so
 # small a residual tells the members of a cluster apart, as weight decay makes them.
 SMALL = Care(fewest=64, residual=1e-6)
@@ -71,14 +75,15 @@ def _scaled_in_step(
     for (scaling, end), before in zip(wanted, warm, strict=True):
         operator = Scaled(products, scale := scaling())
         first = start.to(scale) * (scale > 0)
-        care = _care(part, products.problem.small)
+        heavy = products.heavy_first
+        care = _care(part, heavy, products.problem.small)
         if before is not None and bool(first.any()):
             first, care = _warmed(before.to(scale) * (scale > 0), first), WARM
         elif part and bool(first.any()):
-            search = _on_part(first, end)
+            search = _on_heavy(first, end, tolerance) if heavy else _on_part(first, end)
             while not search.done:
                 search.advance(operator.on_part([search.request])[0])
-            first = _blended(search, first)
+            first = _found(search, first) if heavy else _blended(search, first)
             del search
         processes.append((_process(first, end, tolerance, care, vectors, further), operator))
         del first  # as large as the model
@@ -98,10 +103,11 @@ def block_eigenpairs(
     warm: Mapping[str, Tensor] | None = None,
     *,
     small: bool,
+    heavy: bool = False,
 ) -> dict[str, Eigenpair]:
     """λ_max of every named diagonal block, all in step; `part` is the same product over part of the data.
 
-    `warm` has the vectors (k, n) that a search at nearby weights ended with: for all blocks, or none. `small` says that
+    `heavy` says that this part holds nearly all of the mass. `warm` has the vectors (k, n) that a search at nearby weights ended with: for all blocks, or none. `small` says that
     products cost next to nothing.
     """
     found: dict[str, Eigenpair] = {}
@@ -109,7 +115,7 @@ def block_eigenpairs(
     sizes = [start[name].numel() * start[name].element_size() for name in names]
     for turn in _turns(sizes):
         starts = {names[index]: start[names[index]] for index in turn}
-        found |= _blocks_in_step(products, part, shapes, starts, tolerance, warm or {}, small)
+        found |= _blocks_in_step(products, part, shapes, starts, tolerance, warm or {}, small, heavy)
     return found
 
 
@@ -121,17 +127,20 @@ def _blocks_in_step(
     tolerance: float,
     known: Mapping[str, Tensor],
     small: bool,
+    heavy: bool,
 ) -> dict[str, Eigenpair]:
     """The blocks of one turn, whose bases are gone when it returns."""
     vectors = _vectors(sum(vector.numel() * vector.element_size() for vector in start.values()))
     firsts = dict(start)
-    care = WARM if known else _care(part is not None, small)
+    care = WARM if known else _care(part is not None, heavy, small)
     if known:
         firsts = {name: _warmed(known[name].to(vector), vector) for name, vector in start.items()}
     elif part is not None:
-        warm = {name: _on_part(vector, "largest") for name, vector in firsts.items()}
+        on_part = functools.partial(_on_heavy, tolerance=tolerance) if heavy else _on_part
+        warm = {name: on_part(vector, "largest") for name, vector in firsts.items()}
         _in_step(warm, part, shapes)
-        firsts = {name: _blended(process, start[name]) for name, process in warm.items()}
+        ended = _found if heavy else _blended
+        firsts = {name: ended(process, start[name]) for name, process in warm.items()}
         del warm
     processes = {
         name: _process(vector, "largest", tolerance, care, vectors, further=0) for name, vector in firsts.items()
@@ -140,9 +149,11 @@ def _blocks_in_step(
     return {name: finished(process) for name, process in processes.items()}
 
 
-def _care(part: bool, small: bool) -> Care:
-    """For a search that knows nothing, or what part of the data says."""
-    return SMALL if small else AFTER_PART if part else ORDINARY
+def _care(part: bool, heavy: bool, small: bool) -> Care:
+    """For a search that knows nothing, or what part of the data says, or the part that holds nearly all mass."""
+    if small or not part:
+        return SMALL if small else ORDINARY
+    return AFTER_HEAVY if heavy else AFTER_PART
 
 
 def _turns(sizes: Sequence[int]) -> list[list[int]]:
@@ -177,6 +188,17 @@ def _process(start: Tensor, end: End, tolerance: float, care: Care, vectors: int
 def _on_part(start: Tensor, end: End) -> Lanczos:
     """A search that never converges and ends after a fixed number of products."""
     return Lanczos(start, tolerance=0, end=end, most_products=ON_PART, most_vectors=ON_PART + 2, further=0)
+
+
+def _on_heavy(start: Tensor, end: End, tolerance: float) -> Lanczos:
+    """A search on the part as thorough as one on all data."""
+    return Lanczos(start, tolerance=tolerance, end=end, most_products=ON_HEAVY, most_vectors=ON_HEAVY + 2, further=0)
+
+
+def _found(search: Lanczos, start: Tensor) -> Tensor:
+    """The eigenvector that a search has found, or where there is none what it started from."""
+    vector = finished(search).vector
+    return vector if bool(vector.any()) else start
 
 
 def _blended(search: Lanczos, start: Tensor) -> Tensor:

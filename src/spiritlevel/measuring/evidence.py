@@ -332,10 +332,12 @@ class Evidence:
             blocks = GaussNewtonBlocks(self.problem, self.anatomy, exact, tolerance=self.tolerance)
             part = blocks.on_part if blocks.has_part() else None
             starts, warm = {name: start[name] for name in exact}, self._warm(exact)
-            pairs = block_eigenpairs(blocks, part, shapes, starts, self.tolerance, warm, small=self.problem.small)
+            search = functools.partial(block_eigenpairs, blocks, part, shapes, starts)
+            pairs = search(self.tolerance, warm, small=self.problem.small, heavy=blocks.heavy_first)
             found |= self._widened(pairs, blocks.forms, more=blocks.left_out(self.generator("left out")))
         if others:
             starts, warm = {name: start[name] for name in others}, self._warm(others)
+            self.products.expect_many()
             search = functools.partial(block_eigenpairs, self._block_products, None, shapes, starts)
             pairs = search(self.tolerance, warm, small=self.problem.small)
             found |= self._widened(pairs, self._block_forms, self.products.order, self.products.relative_error)

@@ -86,6 +86,8 @@ class Survey:
         slope: ‖∇L‖, and ‖D∇L‖ with D the norms of the blocks, which no rescaling of layers changes.
         sizes: ‖s_k‖² of the columns of ∇²ℓ of every sample of this process, the largest first, where the loss has them
             in that order.
+        masses: Σ|∂ℓ/∂f| of every sample of this process, where there are `sizes`: as large as ∇²ℓ, and what ∇²f is
+            multiplied with.
     """
 
     loss: float
@@ -94,13 +96,39 @@ class Survey:
     near: Heavy
     slope: tuple[float, float]
     sizes: Tensor | None = None
+    masses: Tensor | None = None
+
+    def heaviest(self, left: float) -> Tensor | None:
+        """True for the samples that hold all but this part of all mass; None where masses are not known, or all are needed."""
+        if self.masses is None:
+            return None
+        least = threshold(self.masses, left * float(self.masses.sum()))
+        return None if least is None else self.masses > least
+
+
+def threshold(sizes: Tensor, left: float) -> float | None:
+    """What entries must exceed so that all others sum to at most `left`; None where none or all would.
+
+    Found by halving, without a sorted copy of as many numbers as there are entries. It lies between two sizes, so that
+    rounding moves no entry across it.
+    """
+    largest = float(sizes.max())
+    below, above = 0.0, 200.0  # halvings of the largest size: too much is left, not too much
+    for _ in range(40):
+        middle = (below + above) / 2
+        enough = float(sizes[sizes <= largest * 2.0**-middle].sum(dtype=torch.float64)) <= left
+        below, above = (below, middle) if enough else (middle, above)
+    leaving = sizes <= largest * 2.0**-above
+    if not bool(leaving.any()) or bool(leaving.all()):
+        return None
+    return float((sizes[leaving].max().double() * sizes[~leaving].min().double()).sqrt())
 
 
 def survey(problem: Checked) -> Survey:
     """Trace every chunk, weigh every sample; what other processes found included."""
     seen: dict[Any, Seen] = {}
     heavy, near = _Kept(problem), _Kept(problem)
-    total, sizes = 0.0, list[Tensor | None]()
+    total, sizes, weighed = 0.0, list[Tensor | None](), list[Tensor]()
     gradient = {name: torch.zeros_like(value) for name, value in problem.parameters.items()}
     with problem.undisturbed():
         for chunk, weight in problem.chunks():
@@ -114,13 +142,15 @@ def survey(problem: Checked) -> Survey:
             heavy.add(chunk, masses)
             near.add(chunk, masses, tracer.near)
             sizes.append(_column_sizes(problem, outputs, chunk) if None not in sizes else None)
+            weighed.append(masses)
     problem.work.add(passes=1)
     shared = [each for found in problem.ranks.gather(list(seen.values())) for each in found]
     problem.ranks.sum_(list(gradient.values()))
     known = [each for each in sizes if each is not None]
     together = torch.cat(known) if len(known) == len(sizes) else None
+    of_all = None if together is None else torch.cat(weighed)
     slope = _norms(gradient, problem.parameters)
-    return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered(), slope, together)
+    return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered(), slope, together, of_all)
 
 
 def _add_gradient(
