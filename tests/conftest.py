@@ -3,8 +3,14 @@
 import pytest
 import torch
 
+import skips
 from spiritlevel import cli
 from spiritlevel.curvature import estimate
+
+
+def pytest_configure(config):
+    """A test that is skipped for a reason that is not on the list fails."""
+    config.pluginmanager.register(skips, "skips")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -91,14 +91,14 @@ def _changed(weights: bytes) -> bytes:
 WEIGHTS = {"missing": None, "empty": b"", "short": b"\x10", "changed": _changed}
 
 
-@pytest.mark.parametrize("kind", WEIGHTS)
-@pytest.mark.parametrize("known", [True, False])
+# That one bit is another only a digest tells, which an earlier version did not write.
+@pytest.mark.parametrize(
+    ("kind", "known"), [(kind, known) for kind in WEIGHTS for known in (True, False) if known or kind != "changed"]
+)
 def test_weights_that_are_missing_or_damaged_are_trained_again(tiny, tmp_path, finished, capsys, kind, known):
     weights, content = finished.checkpoint.read_bytes(), WEIGHTS[kind]
     training = json.loads((finished.path / "training.json").read_text())
     if not known:  # trained by a version that wrote no digest
-        if kind == "changed":
-            pytest.skip("only a digest tells")
         training.pop("weights")
         (finished.path / "training.json").write_text(json.dumps(training))
     finished.checkpoint.unlink()

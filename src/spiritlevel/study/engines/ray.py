@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -30,7 +31,7 @@ class RayEngine(Slots):
                 num_cpus=workers if address is None else None,
                 include_dashboard=None if address is not None else False,
                 log_to_driver=False,
-                logging_level="error",
+                logging_level=logging.ERROR,
             )
         except ConnectionError as error:
             raise SpiritLevelError(f"no Ray cluster answers at {address}: {error}") from None
