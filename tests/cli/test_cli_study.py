@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from spiritlevel.study import engines
-from spiritlevel.study.engines.engine import Outcome, Task
+from spiritlevel.study.engines.endings import Outcome
+from spiritlevel.study.engines.engine import Task
 from spiritlevel.study.plan import list_studies, read_plan
 from spiritlevel.study.worker import compute
 from tiny_study import TINY
@@ -20,7 +21,7 @@ class Here:
 
     crash: Outcome | None = None
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, _seconds: float | None = None) -> None:
         self.workers, self.tasks = workers, list[Task]()
 
     @property
@@ -86,7 +87,7 @@ def test_run_computes_and_reports_and_goes_on(run, study, tmp_path):
     assert "<html" in (out_folder / "report.html").read_text()
     assert json.loads((out_folder / "study.json").read_text())["config"]["training"]["epochs"] == 3
     code, out, _ = run("status", out_folder)
-    assert (code, out) == (0, "4 of 4 cells done, 0 failed, 0 missing\n")
+    assert (code, out) == (0, "4 of 4 cells done, 0 running, 0 waiting, 0 failed\n")
     code, _, err = run("run", study, "--folder", out_folder, "--set", "training.epochs=3")
     assert "4 of 4 cells done, 0 running, 0 failed" in err
     (out_folder / "report.html").unlink()
@@ -111,17 +112,17 @@ def test_status_names_what_is_excluded_and_what_failed(run, study, tmp_path, mon
     rule = ("--set", "training.stop={train_accuracy=1.0}", "--set", "seeds=1", "--quiet")
     assert run("run", study, "--folder", folder, *rule)[0] == 0
     _, out, _ = run("status", folder)
-    assert out.splitlines()[0] == "2 of 2 cells done, 0 failed, 0 missing"
-    assert out.splitlines()[1].startswith("2 did not reach what the study requires: ")
+    assert out.splitlines()[0] == "2 of 2 cells done, 0 running, 0 waiting, 0 failed"
+    assert out.splitlines()[1].startswith("2 excluded, short of what the study requires: ")
     monkeypatch.setattr(Here, "crash", Outcome(-11, "segmentation fault"))
     code, out, _ = run("run", study, "--folder", folder, "--set", "seeds=[5]", "--quiet")
     assert code == 1
     assert "2 of 2 cells failed; see `spiritlevel study status" in out
     _, out, _ = run("status", folder)
-    assert out.splitlines()[0] == "0 of 2 cells done, 2 failed, 0 missing"
-    assert out.count("failed: the worker was killed by signal 11") == 2
+    assert out.splitlines()[0] == "0 of 2 cells done, 0 running, 0 waiting, 2 failed"
+    assert out.count("failed: killed by signal 11 (segmentation fault)") == 2
     _, out, _ = run("status", folder, "--json")
-    assert list(json.loads(out)["failed"].values()) == ["the worker was killed by signal 11"] * 2
+    assert list(json.loads(out)["failed"].values()) == ["killed by signal 11 (segmentation fault)"] * 2
 
 
 def test_the_number_of_workers_reaches_the_engine(run, study, tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.report import Report
@@ -228,9 +227,3 @@ def test_a_worker_ends_when_who_started_it_does(tiny, tmp_path):
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(timeout=60) == worker.ORPHANED
-
-
-def test_threads_are_set_for_clusters(tiny, tmp_path):
-    cell = cells(tiny, tmp_path / "out")[0]
-    assert worker.compute_with(1, [str(cell.cell)]) == DONE
-    assert cell.result()["environment"]["threads"] == "1" == str(torch.get_num_threads())

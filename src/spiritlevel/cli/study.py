@@ -33,8 +33,18 @@ Overrides = Annotated[
 Folder = Annotated[Path, typer.Option(metavar="FOLDER", help="For results; a run that was stopped goes on there.")]
 EngineName = Annotated[str, typer.Option(metavar="local|ray|slurm", help="Where cells are computed.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cells at the same time; one a core by default.")]
+Minutes = Annotated[
+    float | None, typer.Option("--cell-minutes", metavar="M", min=0, help="Most minutes that a cell may take.")
+]
 Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="A running Ray cluster to join.")]
-
+Resources = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=N,…", help="What a cell takes of a Ray cluster: num_cpus=1,num_gpus=0.25."),
+]
+RuntimeEnv = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|JSON", help="Ray's runtime_env of the cells: a .json or .toml file, or JSON."),
+]
 SlurmSettings = Annotated[
     list[str] | None,
     typer.Option(
@@ -73,7 +83,10 @@ def run(
     set_: Overrides = None,
     engine: EngineName = "local",
     workers: Workers = None,
+    cell_minutes: Minutes = None,
     address: Address = None,
+    resources: Resources = None,
+    runtime_env: RuntimeEnv = None,
     slurm: SlurmSettings = None,
     quiet: Quiet = False,
 ) -> None:
@@ -82,6 +95,7 @@ def run(
     Stopped in whatever way, the same command goes on where it was.
     """
     from spiritlevel.study.engines import make_engine
+    from spiritlevel.study.engines.asked import read_resources, read_runtime_env
     from spiritlevel.study.plan import read_override, read_plan
     from spiritlevel.study.progress import StudyProgress
     from spiritlevel.study.run import run_study
@@ -92,8 +106,18 @@ def run(
     )
     check_folder("--folder", folder)
     jobs = dict(read_override(setting, "--slurm") for setting in slurm or ())
-    made = make_engine(engine, logs=folder / "jobs", workers=workers, address=address, slurm=jobs)
     progress = StudyProgress(quiet)
+    made = make_engine(
+        engine,
+        logs=folder / "jobs",
+        workers=workers,
+        minutes=cell_minutes,
+        address=address,
+        resources=read_resources(resources or ()),
+        runtime_env=read_runtime_env(runtime_env),
+        slurm=jobs,
+        tell=progress.tell,
+    )
     progress.tell(str(read))
     summary = run_study(read, StudyFolder(folder), made, progress)
     if summary.done:
@@ -108,19 +132,19 @@ def status(
     folder: StudyFolderArgument,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Say how far a study is, which networks are excluded and which failed, and why."""
-    from spiritlevel.study.run import summarize
+    """Say how far a study is: what is running, waiting, tried again, excluded or failed, and why."""
+    from spiritlevel.study.status import is_at_work, summarize
     from spiritlevel.study.store import StudyFolder
 
-    summary = summarize(StudyFolder(folder))
+    found = StudyFolder(folder)
+    summary, working = summarize(found), is_at_work(found)
     if as_json:
-        print(json.dumps({**vars(summary), "missing": summary.missing}, indent=1))
+        print(json.dumps({**vars(summary), "missing": summary.missing, "at_work": working}, indent=1))
         return
-    print(f"{len(summary.done)} of {summary.total} cells done, {len(summary.failed)} failed, {summary.missing} missing")
-    if summary.excluded:
-        print(f"{len(summary.excluded)} did not reach what the study requires: {', '.join(summary.excluded)}")
-    for name, error in summary.failed.items():
-        print(f"{name} failed: {error}")
+    for line in summary.lines():
+        print(line)
+    if summary.waiting and not working:
+        print("no run is at work here: the same `spiritlevel study run` goes on where it was")
 
 
 @study.command()

@@ -114,6 +114,15 @@ def holding(path: Path, *, wait: bool = False) -> Iterator[bool]:
         yield held
 
 
+def is_held(path: Path) -> bool:
+    """Whether another process holds a file, or is present at it; False where there is none."""
+    try:
+        with path.open("r+") as stream:
+            return not locks.take(stream, wait=False)
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True)
 class Presence:
     """That this process is present at a file, for others to see."""

@@ -7,46 +7,28 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.engines.engine import Engine, Outcome, Task
+from spiritlevel.errors import SpiritLevelError, listed
+from spiritlevel.study.engines.endings import Outcome
+from spiritlevel.study.engines.engine import Engine, Task
 from spiritlevel.study.identity import Code, code_of
+from spiritlevel.study.live import held, holder_of, note_attempt
 from spiritlevel.study.progress import Count, StudyProgress
-from spiritlevel.study.results import read_study
 from spiritlevel.study.settings import Plan, PlannedCell
+from spiritlevel.study.status import Summary, summarize
 from spiritlevel.study.store import CellFolder, Contents, StudyFolder, Tell, hash_of, silent
 from spiritlevel.study.train import Samples, build, ensemble_size, load_samples
 from spiritlevel.study.worker import DISK_FULL, HELD, REFUSED, is_disk_full
 
 # A worker that was killed or crashed is tried once more.
 MOST_ATTEMPTS = 2
-# Seconds before looking again at a cell that another run holds.
-HELD_PAUSE = 2.0
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What is in a study's folder: cells by state. `excluded` are done but did not reach what the study requires."""
-
-    total: int
-    done: tuple[str, ...]
-    excluded: tuple[str, ...]
-    failed: dict[str, str]
-
-    @property
-    def missing(self) -> int:
-        """Cells without result or failure."""
-        return self.total - len(self.done) - len(self.failed)
-
-
-def summarize(folder: StudyFolder) -> Summary:
-    """Look at every cell of the study in `folder`."""
-    study = read_study(folder)
-    done = [cell for cell in study.cells if cell.training]
-    excluded = tuple(cell.hash for cell in done if not cell.training["reached"])
-    failed = {cell.hash: cell.error for cell in study.with_status("failed")}
-    return Summary(len(study.cells), tuple(cell.hash for cell in done), excluded, failed)
+# A machine that is lost is no fault of the cell's: so often it is tried elsewhere.
+MOST_LOSSES = 5
+# Seconds before looking again at a cell that another run holds, and the longest where it looks free from here only.
+HELD_PAUSE, LONGEST_PAUSE = 2.0, 300.0
+# Seconds in which cells that end for the same reason are told of in one line.
+GATHER = 1.0
 
 
 def run_study(plan: Plan, folder: StudyFolder, engine: Engine, progress: StudyProgress) -> Summary:
@@ -144,72 +126,169 @@ class _Run:
         tasks = (Task(tuple(cell.cell for cell in group)) for group in groups)
         self.queue = deque(task for task in tasks if not self._ended(task))
         self.submitted: set[Task] = set()
-        self.later: list[tuple[float, Task]] = []
-
-    def _folders(self, task: Task) -> list[CellFolder]:
-        return [CellFolder(path.parent) for path in task.cells]
+        self.held = _Held(progress.tell)
+        self.again = _Again(progress.tell)
 
     def _ended(self, task: Task) -> bool:
-        return all(folder in self.done or folder in self.failed for folder in self._folders(task))
+        return all(folder in self.done or folder in self.failed for folder in _folders(task))
 
     def to_the_end(self) -> None:
         self._show()
-        while self.queue or self.later or self.engine.running:
+        while self.queue or self.held.tasks or self.engine.running:
             self._return_held()
-            while self.queue and self.engine.free > 0:
-                task = self.queue.popleft()
-                self.engine.submit(task)
-                self.submitted.add(task)
+            self._submit()
             for task, outcome in self.engine.finished():
                 self.submitted.remove(task)
                 self._take(task, outcome)
+            self.again.announce()
             self._show()
+        self.again.announce(now=True)
+
+    def _submit(self) -> None:
+        """Hand over what the engine has room for; a job that would only find that another run has its cell is not made."""
+        while self.queue and self.engine.free > 0:
+            task = self.queue.popleft()
+            if self.held.is_held(task):
+                self.held.wait_for(task)
+                continue
+            self.engine.submit(task)
+            self.submitted.add(task)
 
     def _show(self) -> None:
-        running = sum(folder not in self.done for task in self.submitted for folder in self._folders(task))
+        running = sum(folder not in self.done for task in self.submitted for folder in _folders(task))
         self.progress.show(Count(len(self.cells), len(self.done), self.found, running, len(self.failed)))
 
     def _return_held(self) -> None:
-        """Cells of another run: done by now, or looked at again."""
-        now = time.monotonic()
-        waiting, self.later = self.later, []
-        for ready, task in waiting:
+        """Cells of another run: done by now, or free to be computed here."""
+        for task in list(self.held.tasks):
             self._look(task)
             if self._ended(task):
-                continue
-            if now >= ready:
-                self.queue.append(task)
-            else:
-                self.later.append((ready, task))
+                self.held.tasks.pop(task)
+        self.queue.extend(self.held.free())
 
     def _look(self, task: Task) -> None:
-        self.done.update(folder for folder in self._folders(task) if folder.done)
+        self.done.update(folder for folder in _folders(task) if folder.done)
 
     def _take(self, task: Task, outcome: Outcome) -> None:
         self._look(task)
         if outcome.code == DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if outcome.code == HELD:
-            self.later.append((time.monotonic() + HELD_PAUSE, task))
+            self.held.wait_for(task)
             return
-        open_cells = [folder for folder in self._folders(task) if folder not in self.done]
+        open_cells = [folder for folder in _folders(task) if folder not in self.done]
         if not open_cells:
             return
-        if outcome.code == REFUSED or task.attempt + 1 >= MOST_ATTEMPTS:
+        for folder in open_cells:
+            if not folder.path.is_dir():  # do not make anew what was deleted on purpose
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder.path))
+        if _was_last(task, outcome):
             for folder in open_cells:
                 self._fail(folder, task, outcome)
-            return
-        # Each alone, so that a cell that crashes again costs no other one.
-        self.queue.extendleft(replace(task, cells=(folder.cell,), attempt=task.attempt + 1) for folder in open_cells)
+        else:
+            self._try_again(open_cells, task, outcome)
+
+    def _try_again(self, folders: Sequence[CellFolder], task: Task, outcome: Outcome) -> None:
+        for folder in folders:
+            how = _in_words(folder, outcome)
+            note_attempt(folder, how)
+            self.again.add(folder, how)
+        if outcome.lost:
+            self.queue.appendleft(replace(task, cells=tuple(folder.cell for folder in folders), lost=task.lost + 1))
+        else:  # each alone, so that a cell that crashes again costs no other one
+            alone = (replace(task, cells=(folder.cell,), attempt=task.attempt + 1) for folder in folders)
+            self.queue.extendleft(alone)
 
     def _fail(self, folder: CellFolder, task: Task, outcome: Outcome) -> None:
-        if not folder.path.is_dir():  # do not make anew what was deleted on purpose
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder.path))
         self.failed.add(folder)
+        how = _in_words(folder, outcome)
+        note_attempt(folder, how)
         failure = folder.failure()
-        if failure is None or outcome.code < 0:
-            ended = f"was killed by signal {-outcome.code}" if outcome.code < 0 else f"ended with code {outcome.code}"
-            folder.write_failure(f"the worker {ended}", outcome.said, task.attempt + 1)
-            failure = folder.failure()
-        assert failure is not None
-        self.progress.tell(f"cell {folder.hash} failed: {failure['error']}")
+        if failure is None or _is_outside(outcome):
+            folder.write_failure(how, outcome.said, task.attempt + task.lost + 1)
+        self.progress.tell(f"cell {folder.hash} failed: {how}")
+
+
+def _folders(task: Task) -> list[CellFolder]:
+    return [CellFolder(path.parent) for path in task.cells]
+
+
+def _was_last(task: Task, outcome: Outcome) -> bool:
+    """Whether the cells of a task are not tried again. What took too long alone would take as long again."""
+    if outcome.lost:
+        return task.lost + 1 >= MOST_LOSSES
+    in_vain = outcome.code == REFUSED or (outcome.timed_out and len(task.cells) == 1)
+    return in_vain or task.attempt + 1 >= MOST_ATTEMPTS
+
+
+def _is_outside(outcome: Outcome) -> bool:
+    """Whether something ended the worker that the worker itself could not write down."""
+    return outcome.code < 0 or bool(outcome.cause)
+
+
+def _in_words(folder: CellFolder, outcome: Outcome) -> str:
+    """How an attempt ended: as the worker wrote it down, or what ended the worker."""
+    failure = folder.failure()
+    return outcome.how if failure is None or _is_outside(outcome) else str(failure["error"])
+
+
+class _Held:
+    """Tasks whose cells another run has: looked at now and then, and submitted when they are free."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.tell = tell
+        self.tasks: dict[Task, float] = {}  # and when to look at its locks again
+        self.pauses: dict[Task, float] = defaultdict(lambda: HELD_PAUSE)
+        self.told: set[CellFolder] = set()
+
+    def is_held(self, task: Task) -> bool:
+        """Whether a process holds one of the cells."""
+        return any(held(_folders(task)))
+
+    def wait_for(self, task: Task) -> None:
+        """Look again later: after ever longer pauses, where locks of another machine are not seen from here."""
+        self.tasks[task] = time.monotonic() + self.pauses[task]
+        self.pauses[task] = min(2 * self.pauses[task], LONGEST_PAUSE)
+
+    def free(self) -> list[Task]:
+        """Tasks that nobody holds any more."""
+        now, found = time.monotonic(), []
+        for task in [task for task, ready in self.tasks.items() if now >= ready]:
+            if self.is_held(task):
+                self.tasks[task] = now + HELD_PAUSE
+                self._tell_once(task)
+            else:
+                self.tasks.pop(task)
+                found.append(task)
+        return found
+
+    def _tell_once(self, task: Task) -> None:
+        """Not at the first look: a worker that is killed takes a moment to let go."""
+        for folder in held(_folders(task)):
+            if folder not in self.told:
+                self.told.add(folder)
+                self.tell(f"cell {folder.hash} is at work in another run ({holder_of(folder)}); waiting for it")
+
+
+class _Again:
+    """Says which cells are tried again and why; those that a machine takes with it, in one line."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.tell = tell
+        self.cells: dict[str, list[str]] = {}
+        self.since = 0.0
+
+    def add(self, folder: CellFolder, how: str) -> None:
+        """A cell that is tried again."""
+        if not self.cells:
+            self.since = time.monotonic()
+        self.cells.setdefault(how, []).append(folder.hash)
+
+    def announce(self, now: bool = False) -> None:
+        """Say so, as soon as no more are to be expected for the same reason."""
+        if not now and time.monotonic() - self.since < GATHER:
+            return
+        for how, names in self.cells.items():
+            who = f"cell {names[0]}" if len(names) == 1 else f"{len(names)} cells ({listed(names, 2)})"
+            self.tell(f"{who}: {how}; tried again")
+        self.cells = {}

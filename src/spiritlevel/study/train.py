@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -136,7 +136,11 @@ def ensemble_size(config: CellConfig, model: nn.Module, seeds: int) -> int:
     return math.ceil(seeds / math.ceil(seeds / MOST_SHARED))
 
 
-def train(configs: Sequence[CellConfig], samples: Samples) -> list[Trained]:
+# Told after an epoch that is evaluated: which, and the train losses of those still in training, by position.
+AfterEpoch = Callable[[int, Mapping[int, float]], None]
+
+
+def train(configs: Sequence[CellConfig], samples: Samples, after_epoch: AfterEpoch | None = None) -> list[Trained]:
     """Train the cells, which may differ in their seed only; more than one are trained as an ensemble.
 
     Repeatable bit for bit with the same cells, machine and number of threads. The global generator is left as it was.
@@ -157,6 +161,8 @@ def train(configs: Sequence[CellConfig], samples: Samples) -> list[Trained]:
                         run.look(epoch)
                 continue
             still = [position for position, run in enumerate(going) if not run.ends_at(epoch, rate)]
+            if after_epoch is not None:
+                after_epoch(epoch, {runs.index(run): run.curve[-1].train_loss for run in going})
             if not still:
                 break
             if len(still) < len(going):

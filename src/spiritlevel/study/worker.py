@@ -23,6 +23,7 @@ from spiritlevel.measuring.run import environment
 from spiritlevel.saved import json_ready
 from spiritlevel.study.along import write_kept
 from spiritlevel.study.identity import code_of
+from spiritlevel.study.live import AtWork
 from spiritlevel.study.measuring import Pair, measure_along, measure_cell, measured_samples
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.store import CellFolder, Contents, hash_of, locked
@@ -35,12 +36,6 @@ DONE, CRASHED, REFUSED, DISK_FULL, HELD, ORPHANED = 0, 1, 2, 74, 75, 76
 UNTIL_STDIN_CLOSES = "--until-stdin-closes"
 
 
-def compute_with(threads: int, paths: Sequence[str]) -> int:
-    """`compute` with this many threads: for clusters that hand out cores, but not to torch."""
-    torch.set_num_threads(threads)
-    return compute(paths)
-
-
 def compute(paths: Sequence[str | os.PathLike[str]]) -> int:
     """Compute the cells whose `cell.json` are at `paths`; what went wrong is in each cell's `failed.json`."""
     folders = [CellFolder(Path(path).parent) for path in paths]
@@ -48,14 +43,19 @@ def compute(paths: Sequence[str | os.PathLike[str]]) -> int:
         return DONE
     try:
         with locked(folders) as held:
-            return _compute(folders) if held else HELD
+            return _compute_held(folders) if held else HELD
     except Exception as error:
         if is_disk_full(error):
             return DISK_FULL
         raise
 
 
-def _compute(folders: list[CellFolder]) -> int:
+def _compute_held(folders: list[CellFolder]) -> int:
+    with AtWork(folders) as sign:
+        return _compute(folders, sign)
+
+
+def _compute(folders: list[CellFolder], sign: AtWork) -> int:
     pending = [folder for folder in folders if not folder.done]
     with _Failures(pending) as failures:
         settings = {folder: folder.settings() for folder in folders}
@@ -64,9 +64,10 @@ def _compute(folders: list[CellFolder]) -> int:
         for folder in folders:
             _check_name(folder, configs[folder])
         if any(folder.training() is None for folder in pending):
-            _train(folders, configs, samples)
+            _train(folders, configs, samples, sign)
     if failures.outcome != DONE:
         return failures.outcome
+    sign.say("measuring")
     outcomes = [_measure(folder, settings[folder], configs[folder], samples) for folder in pending]
     return next((outcome for outcome in outcomes if outcome != DONE), DONE)
 
@@ -126,12 +127,13 @@ def _check_name(folder: CellFolder, config: CellConfig) -> None:
         )
 
 
-def _train(folders: list[CellFolder], configs: dict[CellFolder, CellConfig], samples: Samples) -> None:
+def _train(folders: list[CellFolder], configs: dict[CellFolder, CellConfig], samples: Samples, sign: AtWork) -> None:
     """Train all cells together, as the study has it, and keep those that were not trained yet."""
     for folder in folders:
         if damage := folder.training_damage():
             print(f"cell {folder.hash}: {damage}; it is trained again", file=sys.stderr, flush=True)
-    trained = train([configs[folder] for folder in folders], samples)
+    sign.say("training", epochs=configs[folders[0]].training.epochs)
+    trained = train([configs[folder] for folder in folders], samples, sign.after_epoch)
     for folder, network in zip(folders, trained, strict=True):
         if folder.training() is None:
             folder.write_curve(network.curve)

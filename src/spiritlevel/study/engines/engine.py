@@ -6,21 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from spiritlevel.study.engines.endings import Outcome
+
 
 @dataclass(frozen=True)
 class Task:
-    """Cells for one worker: the files that describe them, and how often this was tried before."""
+    """Cells for one worker: the files that describe them, and how often this was tried before.
+
+    Attempts that ended because a machine was taken away are counted apart: they are no fault of the cells'.
+    """
 
     cells: tuple[Path, ...]
     attempt: int = 0
+    lost: int = 0
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a worker ended: its exit code (see `worker`; negative for a signal) and its last words."""
-
-    code: int
-    said: str = ""
+    @property
+    def paths(self) -> list[str]:
+        """The files as they are named on every machine."""
+        return [str(path.absolute()) for path in self.cells]
 
 
 class Engine(Protocol):
@@ -45,10 +48,10 @@ class Engine(Protocol):
 
 
 class Slots:
-    """Counts the tasks that an engine has: `most` at a time."""
+    """Counts the tasks that an engine has, `most` at a time; each may take `seconds`."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, seconds: float | None = None) -> None:
+        self.most, self.seconds = most, seconds
         self.tasks: dict[Any, Any] = {}
 
     @property

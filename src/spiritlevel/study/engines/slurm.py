@@ -8,40 +8,56 @@ from pathlib import Path
 from typing import Any
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.engines.engine import Outcome, Slots, Task
-from spiritlevel.study.worker import CRASHED, compute_with
+from spiritlevel.study.engines import launch
+from spiritlevel.study.engines.endings import (
+    CANCELLED,
+    NO_MEMORY,
+    NODE_LOST,
+    PREEMPTED,
+    VANISHED,
+    Outcome,
+    outcome_of,
+    taken,
+    timed_out,
+)
+from spiritlevel.study.engines.engine import Slots, Task
 
 # Slurm is asked about all jobs at once and seldom; looking at their files costs nothing.
 LOOK_AGAIN = 1.0
 # Jobs in the queue at the same time unless --workers says otherwise.
 MOST_JOBS = 200
 DEFAULTS = {"timeout_min": 24 * 60, "cpus_per_task": 1}
+# What Slurm calls the ends of jobs that did not end by themselves.
+_STATES = {"NODE_FAIL": NODE_LOST, "BOOT_FAIL": NODE_LOST, "OUT_OF_MEMORY": NO_MEMORY, "PREEMPTED": PREEMPTED,
+           "REVOKED": CANCELLED, "CANCELLED": CANCELLED}  # fmt: skip
 
 
 class SlurmEngine(Slots):
     """One job for each task; the cluster must see the study's folder under the same path."""
 
-    def __init__(self, workers: int | None, logs: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, workers: int | None, logs: Path, settings: Mapping[str, Any], seconds: float | None = None
+    ) -> None:
         try:
+            import cloudpickle
             import submitit
         except ImportError:
             raise SpiritLevelError(
                 "engine 'slurm' needs submitit, which is not installed: pip install \"spiritlevel[slurm]\""
             ) from None
+        cloudpickle.register_pickle_by_value(launch)
         self.executor: Any = submitit.AutoExecutor(folder=logs)
         asked = {**DEFAULTS, **settings}
-        self.threads = int(asked["cpus_per_task"])
+        self.threads, self.limit = int(asked["cpus_per_task"]), 60 * float(asked["timeout_min"])
         try:
             self.executor.update_parameters(name="spiritlevel", **asked)
         except (NameError, TypeError, ValueError) as error:
             raise SpiritLevelError(f"submitit refuses these settings: {error}") from None
-        super().__init__(workers or MOST_JOBS)
+        super().__init__(workers or MOST_JOBS, seconds)
 
     def submit(self, task: Task) -> None:
         """Queue a job."""
-        self.tasks[task] = self.executor.submit(
-            compute_with, self.threads, [str(path.absolute()) for path in task.cells]
-        )
+        self.tasks[task] = self.executor.submit(launch.launch_job, task.paths, self.threads, self.seconds)
 
     def finished(self) -> list[tuple[Task, Outcome]]:
         """Tasks whose job ended."""
@@ -50,10 +66,16 @@ class SlurmEngine(Slots):
             time.sleep(LOOK_AGAIN)
         return [(task, self._outcome(self.tasks.pop(task))) for task in ended]
 
-    @staticmethod
-    def _outcome(job: Any) -> Outcome:
+    def _outcome(self, job: Any) -> Outcome:
         error = job.exception()
-        return Outcome(job.result()) if error is None else Outcome(CRASHED, str(error))
+        if error is None:
+            return outcome_of(self.seconds or self.limit, *job.result())
+        state = str(job.state).partition(" ")[0]  # "CANCELLED by 1000"
+        if state in ("TIMEOUT", "DEADLINE"):
+            return timed_out(self.limit, str(error))
+        if state in _STATES:
+            return taken(_STATES[state], str(error), job.get_info().get("NodeList", ""))
+        return taken(VANISHED, str(error))
 
     def stop(self) -> None:
         """Cancel all jobs."""
