@@ -138,7 +138,8 @@ def cluster():
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "RAY_TMPDIR": folder},
+        # Ray lets its workers give way to all else, here to the other tests.
+        env={**os.environ, "RAY_TMPDIR": folder, "RAY_worker_niceness": "0"},
     )
 
     def tell(command: str) -> None:
