@@ -339,6 +339,8 @@ def test_slurm_ends_are_told_in_the_same_words(tmp_path):
 def test_submitit_refuses_settings_it_does_not_know(tmp_path):
     with pytest.raises(SpiritLevelError, match="submitit refuses these settings"):
         make_engine("slurm", logs=tmp_path, slurm={"partitoin": "short"})
+    with pytest.raises(SpiritLevelError, match=r"submitit refuses these settings: .*timeout_min"):
+        make_engine("slurm", logs=tmp_path, slurm={"timeout_min": 0.5})
 
 
 @pytest.mark.parametrize("number", [6, 7, 9, 11, 15])

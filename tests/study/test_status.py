@@ -142,8 +142,16 @@ def test_what_took_too_long_alone_is_not_tried_again(tiny, tmp_path):
 
 def test_a_cell_that_looks_free_from_here_is_submitted_after_ever_longer_pauses(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "HELD_PAUSE", 0.05)
+    pauses = []
+    wait_for = running._Held.wait_for
+
+    def noted(waiting, task):
+        asked = time.monotonic()
+        wait_for(waiting, task)
+        pauses.append(waiting.tasks[task] - asked)
+
+    monkeypatch.setattr(running._Held, "wait_for", noted)
     first = names(tiny, tmp_path / "out", ALONE)[0]
-    started = time.monotonic()
     summary, engine = go(tiny, tmp_path / "out", ALONE, engine=Here({first: [Outcome(worker.HELD)] * 4}))
     assert (len(summary.done), engine.tried[first]) == (4, 5)
-    assert time.monotonic() - started > 0.05 * (1 + 2 + 4 + 8)
+    assert all(pause >= least for pause, least in zip(pauses, [0.05, 0.1, 0.2, 0.4], strict=True))

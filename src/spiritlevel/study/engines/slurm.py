@@ -51,7 +51,7 @@ class SlurmEngine(Slots):
         self.threads, self.limit = int(asked["cpus_per_task"]), 60 * float(asked["timeout_min"])
         try:
             self.executor.update_parameters(name="spiritlevel", **asked)
-        except (NameError, TypeError, ValueError) as error:
+        except (AssertionError, NameError, TypeError, ValueError) as error:
             raise SpiritLevelError(f"submitit refuses these settings: {error}") from None
         super().__init__(workers or MOST_JOBS, seconds)
 
