@@ -36,9 +36,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Tests that share something costly (a Ray cluster) run in one worker: --dist loadgroup.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
 
 # Thousands of random inputs against definitions; the figures go to out/fuzz.json and docs/reliability.md.
 fuzz: setup

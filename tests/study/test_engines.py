@@ -25,8 +25,6 @@ from spiritlevel.study.run import Summary, prepare, run_study
 from spiritlevel.study.store import StudyFolder
 from spiritlevel.study.worker import DONE, compute
 
-# One cluster for all of them: `pytest -n` keeps them in one worker.
-ray_cluster = pytest.mark.xdist_group("ray cluster")
 on_linux = pytest.mark.skipif(not LINUX, reason="a cluster of Ray with two nodes needs Linux")
 on_unix = pytest.mark.skipif(not LINUX, reason="submitit needs Unix")
 KILLED = "killed by signal 9 (out of memory?)"
@@ -169,7 +167,6 @@ def assert_killed_once_and_the_same(plan, folder: StudyFolder, summary: Summary,
 
 
 @on_linux
-@ray_cluster
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_ray_computes_the_same_and_tells_of_kills(cluster, deadly, tmp_path, capsys):
@@ -183,7 +180,6 @@ def test_ray_computes_the_same_and_tells_of_kills(cluster, deadly, tmp_path, cap
 
 
 @on_linux
-@ray_cluster
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_lost_node_of_ray_costs_one_line(cluster, deadly, tmp_path, capsys):
@@ -225,7 +221,6 @@ def test_a_lost_node_of_ray_costs_one_line(cluster, deadly, tmp_path, capsys):
 
 
 @on_linux
-@ray_cluster
 @pytest.mark.filterwarnings("ignore")
 def test_a_cluster_that_asks_for_another_token_says_so_at_once(cluster, tmp_path, monkeypatch, capfd):
     from ray._raylet import AuthenticationTokenLoader
@@ -244,7 +239,6 @@ def test_a_cluster_that_asks_for_another_token_says_so_at_once(cluster, tmp_path
 
 
 @on_linux
-@ray_cluster
 @pytest.mark.filterwarnings("ignore")
 def test_cells_that_fit_no_node_and_settings_that_ray_refuses_are_told(cluster, tmp_path):
     told: list[str] = []
@@ -278,9 +272,7 @@ def test_submitit_computes_the_same_and_tells_of_kills(deadly, tmp_path, capsys)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", ["local", pytest.param("ray", marks=[on_linux, ray_cluster]), pytest.param("slurm", marks=on_unix)]
-)
+@pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=on_linux), pytest.param("slurm", marks=on_unix)])
 def test_what_takes_too_long_is_told_in_the_same_words(name, tiny, tmp_path, request):
     further = {"address": request.getfixturevalue("cluster").address} if name == "ray" else {}
     engine = make_engine(name, logs=tmp_path / "jobs", workers=1, minutes=0.005, **further)
@@ -291,9 +283,7 @@ def test_what_takes_too_long_is_told_in_the_same_words(name, tiny, tmp_path, req
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", [pytest.param("ray", marks=[on_linux, ray_cluster]), pytest.param("slurm", marks=on_unix)]
-)
+@pytest.mark.parametrize("name", [pytest.param("ray", marks=on_linux), pytest.param("slurm", marks=on_unix)])
 def test_a_node_that_does_not_see_the_folder_says_so(name, tmp_path, request):
     further = {"address": request.getfixturevalue("cluster").address} if name == "ray" else {}
     engine = make_engine(name, logs=tmp_path / "jobs", workers=1, **further)
