@@ -108,7 +108,8 @@ def test_status_tells_all_states_apart(folder, tmp_path, capsys):
     assert (told["at_work"], told["retried"]) == (False, {first.hash: attempts_at(first)})
 
 
-def test_cells_that_a_node_takes_with_it_are_told_of_in_one_line(tiny, tmp_path, capsys):
+def test_cells_that_a_node_takes_with_it_are_told_of_in_one_line(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(running, "GATHER", 1000.0)  # this engine computes while cells are gathered
     lost = {name: [taken(NODE_LOST, node="node17")] for name in names(tiny, tmp_path / "out", ALONE)}
     plan = read_plan(tiny, overrides=[ALONE])
     summary = run_study(plan, StudyFolder(tmp_path / "out"), Here(lost), StudyProgress())
