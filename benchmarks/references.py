@@ -26,7 +26,17 @@ from spiritlevel.subjects.networks import build_model
 from spiritlevel.subjects.preprocessing import of_checkpoint
 
 FILE = Path(__file__).parents[1] / "src/spiritlevel/show/references.json"
-MEASURES = ["kappa_trace_sum", "rho_sum", "riemannian_spectral_norm", "hessian_spectral_norm", "hessian_trace"]
+# What a headline may lead with, and what people know from elsewhere.
+MEASURES = [
+    "normalized_sharpness",
+    "fisher_rao_norm",
+    "kappa_trace_sum",
+    "rho_sum",
+    "rho_row_sum",
+    "riemannian_spectral_norm",
+    "hessian_spectral_norm",
+    "hessian_trace",
+]
 SAMPLES = 1000
 
 

@@ -23,18 +23,21 @@ def build():
 
 
 def test_every_page_of_the_navigation_exists():
-    made = {"index.md", "api.md", "gallery.md", "notebooks.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+    made = {"index.md", "api.md", "gallery.md", "notebooks.md", "CONTRIBUTING.md", "CHANGELOG.md", "README.md"}
     named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]))
     assert named - made == {page.name for page in (ROOT / "docs").glob("*.md")}
 
 
 def test_links_that_lead_nowhere_and_things_of_others_are_found(build, tmp_path):
-    (tmp_path / "there.html").write_text("")
+    (tmp_path / "there.html").write_text('<h2 id="part">Part</h2>')
     (tmp_path / "index.html").write_text(
-        '<a href="there.html#part">fine</a><a href="https://example.org">fine</a><a class="x" href="gone.html">broken</a>'
+        '<a href="there.html#part">fine</a><a href="there.html#gone">broken</a><a href="#nothing">broken</a>'
+        '<a href="https://example.org">fine</a><a class="x" href="gone.html">broken</a>'
         '<img alt="" src="https://example.org/x.png"><link rel="stylesheet" href="https://example.org/x.css">'
     )
     assert build.broken_links(tmp_path) == [
+        "index.html: there.html#gone leads nowhere",
+        "index.html: #nothing leads nowhere",
         "index.html: gone.html leads nowhere",
         "index.html: https://example.org/x.png would be loaded from elsewhere",
         "index.html: a style sheet of https://example.org/x.css would be loaded from elsewhere",

@@ -16,7 +16,10 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 
 import nbformat
 from gallery import PICTURES, trained
@@ -118,25 +121,34 @@ def notebooks(*, run: bool) -> str:
 
 
 def broken_links(site: Path) -> list[str]:
-    """Links and images of the built site that lead nowhere, and anything that would be loaded from elsewhere."""
+    """Links, anchors and images of the built site that lead nowhere, and anything that would be loaded from elsewhere."""
+    site = site.resolve()
+    pages = {page: page.read_text(encoding="utf-8") for page in sorted(site.rglob("*.html"))}
+    anchors = {page: {unescape(name) for name in re.findall(r'\sid="([^"]+)"', text)} for page, text in pages.items()}
     found = []
-    for page in sorted(site.rglob("*.html")):
-        text = page.read_text(encoding="utf-8")
+    for page, text in pages.items():
         for kind, link in re.findall(r'<(?:a|img|script|link)\b[^>]*?\s(href|src)="([^"]+)"', text):
-            target, _, _ = link.partition("#")
             outside = link.startswith(("http:", "https:", "//", "mailto:", "data:"))
             if outside and kind == "src":
                 found.append(f"{page.relative_to(site)}: {link} would be loaded from elsewhere")
-            if outside or not target or target.startswith("/") or page.name == "404.html":
-                continue
-            place = (page.parent / target.partition("?")[0]).resolve()
-            if not (place / "index.html").exists() and not place.is_file():
+            if not outside and page.name != "404.html" and not leads_somewhere(page, unescape(link), anchors):
                 found.append(f"{page.relative_to(site)}: {link} leads nowhere")
         found += [
             f"{page.relative_to(site)}: a style sheet of {url} would be loaded from elsewhere"
             for url in re.findall(r'<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+href="(https?:[^"]+)"', text)
         ]
     return found
+
+
+def leads_somewhere(page: Path, link: str, anchors: Mapping[Path, set[str]]) -> bool:
+    """Whether a link from a page of the site has a target, and that the part it names."""
+    target, _, part = link.partition("#")
+    if target.startswith("/"):
+        return True
+    place = (page.parent / unquote(target.partition("?")[0])).resolve() if target else page
+    if place.is_dir():
+        place /= "index.html"
+    return place.is_file() and (not part or place not in anchors or unquote(part) in anchors[place])
 
 
 if __name__ == "__main__":

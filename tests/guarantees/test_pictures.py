@@ -110,7 +110,7 @@ def test_the_numbers_drawn_are_the_numbers_given(drawings) -> None:
     bars = drawings["terms"].figure.axes[0].patches[:5]
     assert sum(bar.get_width() for bar in bars) == pytest.approx(given.bound)
     row = drawings["terms"].table.rows[0]
-    assert row == ("A", *given.terms.values(), given.bound, 0.08, 0.04)
+    assert row == ("A", *given.terms.values(), given.bound, given.kl_bound, 0.08, 0.04)
     lines = drawings["curve"].figure.axes[0].lines
     assert [list(line.get_ydata()) for line in lines] == [
         [row[k] for row in drawings["curve"].table.rows] for k in (1, 2, 3, 4)
@@ -139,7 +139,7 @@ def test_the_answers() -> None:
     )
     assert certificate_answer(certificate(4.0))[0] == (
         "The bound is 1.520: vacuous, it says nothing about new samples. 100 nats describe the noisy network, and there "
-        "are 1000 samples."
+        "are 1,000 samples."
     )
     assert robustness_answer(robustness()) == [
         "Moving the features of 2.weight by a share of 0.1 raises the loss by 0.0101 on average.",

@@ -99,7 +99,7 @@ def test_a_rescaled_neuron_is_a_twin_for_those_who_survive_it() -> None:
 
 
 def test_one_report_states_values_loss_and_convergence() -> None:
-    sentences = answer({"": sample_report()}, RECORDS)
+    sentences = [said for said in answer({"": sample_report()}, RECORDS) if not said.startswith("For scale")]
     assert sentences == [
         "The network has a normalized sharpness of 7.6000 and a ρ sum of 7.8310, "
         "whatever the scale of its layers and neurons.",

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from report_samples import LAYERS, RECORDS, demo_reports, neurons, sample_report
 from spiritlevel.show.drawing import Drawing, palette
-from spiritlevel.show.figures import convergence, layer_profile, neuron_distribution, ratio_comparison
+from spiritlevel.show.figures import convergence, layer_profile, neuron_distribution
+from spiritlevel.show.ratios import ratio_comparison
 from spiritlevel.show.scales import LogScale, _tick_text
 from spiritlevel.show.sections import comparison_drawing, layer_section, neuron_section
 
@@ -165,9 +166,24 @@ def test_ratios_are_relative_to_the_first_model() -> None:
     assert rows["hessian_spectral_norm", "twin"][0] == "plain"
     assert rows["kappa_sum", "large batch"][0] == "invariant"
     assert not any(row[1] == "volume_flatness" or row[2] == "small batch" for row in drawing.table.rows)
-    low, high = drawing.figure.axes[0].get_xlim()
-    assert low < 1 < 1e6 < high
     assert comparison_drawing({"only": sample_report()}, RECORDS) is None
+
+
+def test_a_ratio_of_a_million_leaves_the_others_readable() -> None:
+    groups = {
+        "invariant": {"a": {"A": (1.0, 0.0), "B": (1.5, 0.0), "C": (0.8, 0.1)}},
+        "plain": {"b": {"B": (1e6, 1.0)}},
+    }
+    axes = ratio_comparison(groups, title="Ratios", reference="A").figure.axes[0]
+    low, high = axes.get_xlim()
+    assert math.log(1.5 / 0.8) > 0.3 * math.log(high / low)  # a third of the width for what is worth comparing
+    (far,) = [line for line in axes.lines if line.get_marker() == "s" and line.get_ydata()[0] == 3]
+    assert 1.5 < far.get_xdata()[0] < high
+    assert "10⁶" in [text.get_text() for text in axes.texts]
+    assert all("10⁶" not in text.get_text() for text in axes.get_xticklabels())
+    # A scale without anything small to read is not broken.
+    plain = {"plain": {"b": {"B": (1e6, 1.0)}, "c": {"B": (1e3, 1.0)}}}
+    assert ratio_comparison(plain, title="Ratios", reference="A").figure.axes[0].get_xlim()[1] > 1e6
 
 
 def test_a_ratio_carries_the_errors_of_both() -> None:

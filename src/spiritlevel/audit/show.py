@@ -7,50 +7,59 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from spiritlevel.audit.findings import Audit, Finding
 from spiritlevel.measuring.registry import known_records
 from spiritlevel.presenting import register
 from spiritlevel.show.citations import citations
-from spiritlevel.show.drawing import INK, Drawing, style
-from spiritlevel.show.figures import axes_of, finished, legend, look_of
-from spiritlevel.show.numbers import Numbers, plain_text, shortened, significant, times
+from spiritlevel.show.drawing import INK, MARKERS, Drawing, style
+from spiritlevel.show.figures import axes_of, finished, legend, legend_columns, look_of
+from spiritlevel.show.numbers import Numbers, factor_text, plain_text, shortened, significant
 from spiritlevel.show.page import render_page
 from spiritlevel.show.scales import LogScale
 from spiritlevel.show.sections import Section
-from spiritlevel.show.tables import render, simple_table
+from spiritlevel.show.tables import Fitted, measure_name, render, simple_table
 
-_LINES = 5  # moving measures that have a look and a name of their own in one picture
 _MARKS = {"invariant": "✓", "moves": "✗", "undecided": "?"}
 
 
 def audit_table(audit: Audit) -> RenderableType:
     """Measures down, kinds of change across: ✓ survives, ✗ with the largest factor seen, ? undecided."""
-    table = simple_table()
-    table.add_column("measure", overflow="fold")
-    for kind in audit.kinds:
-        table.add_column(plain_text(kind), justify="left", overflow="fold")
-    for name in audit.original:
-        table.add_row(plain_text(name), *(_cell(audit.finding(name, kind)) for kind in audit.kinds))
     lines = [Text(line, style="dim") for line in _footnotes(audit)]
+    table = Fitted(lambda width: _verdicts(audit, width))
     return Group(*(Text(line) for line in audit_answer(audit)), Text(""), table, *lines)
+
+
+def _verdicts(audit: Audit, width: int) -> Table:
+    """The table of verdicts: where all kinds do not fit beside long names, those are broken between words."""
+    table = simple_table()
+    table.add_column("measure", no_wrap=True)
+    for kind in audit.kinds:
+        table.add_column(plain_text(kind), justify="left")
+    for name in audit.original:
+        cells = (_cell(audit.finding(name, kind)) for kind in audit.kinds)
+        table.add_row(measure_name(name, max(width - 14 * len(audit.kinds), 18)), *cells)
+    return table
 
 
 def _cell(finding: Finding) -> Text:
     mark = _MARKS[finding.verdict]
     if finding.verdict == "moves":
-        text = Text(f"{mark} {times(finding.factor)}", style="bold red" if finding.claim_fails else "")
+        text = Text(f"{mark} {factor_text(finding.factor)}", style="bold red" if finding.claim_fails else "")
         return text + Text(" claims not to", style="bold red") if finding.claim_fails else text
     return Text(mark, style="green" if finding.verdict == "invariant" else "yellow")
 
 
 def _footnotes(audit: Audit) -> list[str]:
-    notes = ["✓ survives   ✗ moves, by the factor shown   ? undecided"]
+    marks = {"invariant": "✓ survives", "moves": "✗ moves, by the factor shown", "undecided": "? undecided"}
+    seen = {finding.verdict for finding in audit.findings}
+    notes = ["   ".join(words for verdict, words in marks.items() if verdict in seen)]
     notes += [
         f"{f.measure} under {f.kind}: {f.reason}" for f in audit.findings if f.verdict == "undecided" and f.reason
     ]
-    return notes + [f"not audited: {kind} ({reason})" for kind, reason in audit.skipped.items()]
+    return notes + [f"{kind} changes were not audited: {reason}" for kind, reason in audit.skipped.items()]
 
 
 def audit_answer(audit: Audit) -> list[str]:
@@ -100,7 +109,7 @@ def audit_section(audit: Audit) -> Section:
 def audit_drawing(audit: Audit, kind: str) -> Drawing:
     """Value relative to the original against the strength of the change: every measure that moves, and all that stay.
 
-    Those that move furthest have a look of their own; a value that became infinite stands at the upper edge.
+    Every one that moves has a look and a name of its own; a value that became infinite stands at the upper edge.
     """
     strengths = sorted({trial.strength for trial in audit.trials if trial.kind == kind})
     lines = {name: _ratios(audit, name, kind, strengths) for name in audit.original}
@@ -108,12 +117,14 @@ def audit_drawing(audit: Audit, kind: str) -> Drawing:
     moving.sort(key=lambda name: audit.factor(name, kind), reverse=True)
     still = [name for name in lines if audit.verdict(name, kind) == "invariant"]
     scale = LogScale.of([1.0, *(ratio for name in moving for ratio in lines[name])])
-    entries = min(len(moving), _LINES) + (len(moving) > _LINES) + bool(still)
+    entries = len(moving) + bool(still)
+    labels = [shortened(plain_text(name), 34) for name in moving]
     with style():
-        figure, axes = axes_of(None, height=2.5 + 0.18 * math.ceil(entries / 2))
+        figure, axes = axes_of(None, height=2.4 + 0.18 * math.ceil(entries / legend_columns(labels)))
         places = [0.0, *strengths]
         for index, name in enumerate(moving):
-            axes.plot(places, [_height(scale, ratio) for ratio in (1.0, *lines[name])], **_look(index, name, moving))
+            heights = [_height(scale, ratio) for ratio in (1.0, *lines[name])]
+            axes.plot(places, heights, **_look(index), label=labels[index])
         if still:
             axes.plot(places, [1.0] * len(places), color=INK, linewidth=2.2, label=f"{len(still)} invariant measures")
         scale.apply(axes.yaxis, axes)
@@ -126,12 +137,11 @@ def audit_drawing(audit: Audit, kind: str) -> Drawing:
     )
 
 
-def _look(index: int, name: str, moving: Sequence[str]) -> dict[str, Any]:
-    """Of the line of a measure that moves; beyond the furthest few they look alike and are named in the table."""
-    if index < _LINES:
-        return {**look_of(index), "label": shortened(plain_text(name), 34)}
-    label = f"{len(moving) - _LINES} more that move, in the table" if index == _LINES else None
-    return {"color": INK, "alpha": 0.45, "linewidth": 0.8, "label": label}
+def _look(index: int) -> dict[str, Any]:
+    """Of a line of its own among many: once all markers are used, they come again with other colours and dashes."""
+    look = look_of(index)
+    shifted = index + index // len(MARKERS)
+    return {**look, "marker": MARKERS[shifted % len(MARKERS)], "markersize": max(4.0, look["markersize"] - index // 2)}
 
 
 def _height(scale: LogScale, ratio: float) -> float:

@@ -17,10 +17,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
 from spiritlevel._version import __version__
 from spiritlevel.cli.groups import with_single_options
+from spiritlevel.cli.listing import ListedCommands
 from spiritlevel.errors import SpiritLevelError, suggest
 from spiritlevel.presenting import set_facts
 from spiritlevel.problem.ranks import launched_processes
@@ -49,7 +49,7 @@ def command(name: str) -> Any:
     return getattr(importlib.import_module(f"spiritlevel.cli.{COMMANDS[name]}"), name)
 
 
-class _Commands(TyperGroup):
+class _Commands(ListedCommands):
     """The commands by name, each read when it is asked for."""
 
     def list_commands(self, _context: Any) -> list[str]:

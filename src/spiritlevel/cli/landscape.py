@@ -153,9 +153,8 @@ def _write(found: Any, stem: Path, three_d: bool, quiet: bool) -> Any:
     drawing.save(stem.with_suffix(".png"))
     drawing.save(stem.with_suffix(".svg"))
     if not quiet:
-        print(drawing.description)
-        for note in found.notes:
-            print(f"• {note}")
+        for line in (drawing.description, *(f"• {note}" for note in found.notes)):
+            Console().print(line, markup=False, highlight=False)
     for suffix in (".json", ".png", ".svg"):
         say_written(stem.with_suffix(suffix), quiet)
     return drawing

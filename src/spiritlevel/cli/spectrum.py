@@ -62,8 +62,7 @@ def spectrum(
         )
     if rank == 0:
         subject.warn_of(found.loss)
-        shown = "\n".join([str(found), *(f"• {note}" for note in found.notes)])
-        write_result(found, shown, json_file, picture, partial(_draw, found), quiet)
+        write_result(found, str(found), json_file, picture, partial(_draw, found), quiet)
         if html_file is not None:
             write_whole(html_file, show(found, "page"))
             say_written(html_file, quiet)

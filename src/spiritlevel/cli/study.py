@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from spiritlevel.cli.listing import ListedCommands
 from spiritlevel.cli.options import Quiet, check_folder
 
 study = typer.Typer(
@@ -18,6 +19,7 @@ study = typer.Typer(
     help="Train many networks, measure each minimum, find what ranks them.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    cls=ListedCommands,
 )
 
 NameOrFile = Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A built-in study or a file.")]

@@ -6,6 +6,7 @@ import math
 from itertools import combinations, pairwise
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from spiritlevel.compare.compare import Comparison, invariant
@@ -14,7 +15,7 @@ from spiritlevel.presenting import register
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, significant, value_and_error
 from spiritlevel.show.page import report_page
 from spiritlevel.show.sections import Section
-from spiritlevel.show.tables import render, simple_table
+from spiritlevel.show.tables import Fitted, measure_name, render, simple_table
 
 _MATRIX = 8  # measures whose agreement a terminal can show
 _FEWEST = 4  # networks from which on agreement over their pairs says something
@@ -23,17 +24,44 @@ _RANKING = "flattest first: value ± error (probability of coming after the one 
 
 def ranking_table(comparison: Comparison) -> RenderableType:
     """Every measure with its ranking, the flattest first, and how sure every step of it is; then what is decided."""
-    table = simple_table()
-    table.add_column("measure", overflow="fold")
-    table.add_column(_RANKING, overflow="fold")
-    for name in comparison.measures:
-        table.add_row(
-            Text(name, style="" if invariant(comparison, name) else "dim"), Text(_ranking_text(comparison, name))
-        )
+    table = Fitted(lambda width: _rankings(comparison, width))
     lines: list[RenderableType] = [Text(f"• {line}") for line in map(plain_text, comparison.statements())]
-    dim = ["dimmed: measures that a rescaling of the weights can move at will", _probability_words(comparison)]
-    notes = [Text(line, style="dim") for line in dim]
+    notes = [Text(_probability_words(comparison), style="dim")]
     return Group(*lines, Text(losses_line(comparison)), Text(""), table, *notes, *_agreement_lines(comparison))
+
+
+def _rankings(comparison: Comparison, width: int) -> Table:
+    """A row a measure, invariant ones above those that a rescaling can move at will; no entry is broken in two."""
+    table = simple_table()
+    label = min(max(map(len, comparison.measures), default=8), max(width // 3, 18))
+    table.add_column("measure", no_wrap=True)
+    table.add_column(_RANKING)
+    groups = {
+        "invariant": [name for name in comparison.measures if invariant(comparison, name)],
+        "plain: a rescaling moves these at will": [n for n in comparison.measures if not invariant(comparison, n)],
+    }
+    for heading, names in groups.items():
+        if names:
+            table.add_row("", Text(heading, style="italic"))
+        for name in names:
+            ranking = _packed(_ranking(comparison, name), max(width - label - 2, 20))
+            table.add_row(measure_name(name, label), Text("\n".join(ranking)))
+    return table
+
+
+def _packed(entries: list[str], width: int) -> list[str]:
+    """The entries, separated by commas, on as few lines of that width as hold them.
+
+    >>> _packed(["small 2.2 ± 0.3", "large 4.6 ± 0.5", "twin 9"], 24)
+    ['small 2.2 ± 0.3,', 'large 4.6 ± 0.5, twin 9']
+    """
+    lines = [""]
+    for i, entry in enumerate(entries):
+        text = entry + ("," if i < len(entries) - 1 else "")
+        if lines[-1] and len(lines[-1]) + 1 + len(text) > width:
+            lines.append("")
+        lines[-1] += f" {text}" if lines[-1] else text
+    return lines
 
 
 def _probability_words(comparison: Comparison) -> str:
@@ -72,13 +100,19 @@ def _agreement_lines(comparison: Comparison) -> list[RenderableType]:
 
 
 def _ranking_text(comparison: Comparison, name: str) -> str:
+    return ", ".join(_ranking(comparison, name))
+
+
+def _ranking(comparison: Comparison, name: str) -> list[str]:
+    """The networks by a measure, each with its value and how surely it comes after the one before."""
     order = comparison.ranking(name)
     if comparison.undecidable(name):
-        return f"undecided (lower bounds): {', '.join(map(plain_text, order))}"
-    text = _with_value(comparison, name, order[0])
-    for before, after in pairwise(order):
-        text += f", {_with_value(comparison, name, after)} ({_percent(comparison.probability(name, before, after))})"
-    return text
+        return [f"undecided (lower bounds): {plain_text(order[0])}", *map(plain_text, order[1:])]
+    steps = (
+        f"{_with_value(comparison, name, after)} ({_percent(comparison.probability(name, before, after))})"
+        for before, after in pairwise(order)
+    )
+    return [_with_value(comparison, name, order[0]), *steps]
 
 
 def _with_value(comparison: Comparison, name: str, model: str) -> str:

@@ -51,15 +51,23 @@ def certificate_table(certificate: Certificate) -> RenderableType:
     table.add_column("term")
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("what it is", overflow="fold")
-    for name, value in certificate.terms.items():
-        table.add_row(name, f"{value:.4f}", Text(_MEANINGS.get(name, ""), style="dim"), end_section=name == "deviation")
-    table.add_row(Text("bound", style="bold"), Text(f"{certificate.bound:.4f}", style="bold"), "sum of the above")
-    table.add_row("kl bound", f"{certificate.kl_bound:.4f}", "Langford, Seeger, Maurer; holds by itself")
-    if certificate.test_error is not None:
-        table.add_row("test error of Q", _noisy_test(certificate), "what the bounds bound, on test data")
-        table.add_row("test error of f", f"{certificate.test_error:.4f}", "the network without noise: not bounded")
+    for name, value, meaning in _term_rows(certificate):
+        bold = "bold" if name == "bound" else ""
+        told = Text(meaning, style="dim" if name in certificate.terms else "")
+        table.add_row(Text(name, style=bold), Text(value, style=bold), told, end_section=name == "deviation")
     lines = [Text(line) for line in certificate_answer(certificate)]
     return Group(*lines, Text(""), table, *_notes(certificate.notes))
+
+
+def _term_rows(certificate: Certificate) -> list[tuple[str, str, str]]:
+    """Every term with its value and what it is, their sum, the kl form, and what test data say."""
+    rows = [(name, f"{value:.4f}", _MEANINGS.get(name, "")) for name, value in certificate.terms.items()]
+    rows.append(("bound", f"{certificate.bound:.4f}", "sum of the above"))
+    rows.append(("kl bound", f"{certificate.kl_bound:.4f}", "Langford, Seeger, Maurer; holds by itself"))
+    if certificate.test_error is not None:
+        rows.append(("test error of Q", _noisy_test(certificate), "what the bounds bound, on test data"))
+        rows.append(("test error of f", f"{certificate.test_error:.4f}", "the network without noise: not bounded"))
+    return rows
 
 
 def _notes(notes: Sequence[str]) -> list[Text]:
@@ -80,7 +88,7 @@ def certificate_answer(certificate: Certificate) -> list[str]:
     if certificate.vacuous:
         said = [
             f"The bound is {certificate.bound:.3f}: vacuous, it says nothing about new samples. "
-            f"{certificate.divergence:.0f} nats describe the noisy network, and there are {certificate.samples} samples."
+            f"{certificate.divergence:,.0f} nats describe the noisy network, and there are {certificate.samples:,} samples."
         ]
     if certificate.kl_bound < min(1.0, certificate.bound) - 5e-4:
         said.append(f"The kl form of the bound gives {100 * certificate.kl_bound:.1f} %, with the same probability.")
@@ -106,9 +114,9 @@ def bound_terms(certificates: Mapping[str, Certificate], *, title: str = "What a
         legend(axes, len(axes.get_legend_handles_labels()[1]))
     terms = list(next(iter(certificates.values())).terms) if certificates else []
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (name, *(c.terms[t] for t in terms), c.bound, *_tests(c)) for name, c in certificates.items()
+        (name, *(c.terms[t] for t in terms), c.bound, c.kl_bound, *_tests(c)) for name, c in certificates.items()
     )
-    columns = ("network", *terms, "bound", "test error of Q", "test error of f")
+    columns = ("network", *terms, "bound", "kl bound", "test error of Q", "test error of f")
     return finished(figure, Numbers(columns, rows), plain_text(title), _bound_words(certificates))
 
 
@@ -192,16 +200,16 @@ def bound_against_error(
 def certificate_page(certificate: Certificate) -> str:
     """One page: the answer, the stacked bar, the terms and the divergence of every tensor."""
     layers = tuple((name, value) for name, value in certificate.layers.items())
-    terms = tuple((name, value, _MEANINGS.get(name, "")) for name, value in certificate.terms.items())
     section = Section(
         "bound",
         "The terms of the bound",
-        (f"m = {certificate.samples}, δ = {certificate.delta:g}, λ = {significant(certificate.lam, 4)}, "
+        (f"m = {certificate.samples:,}, δ = {certificate.delta:g}, λ = {significant(certificate.lam, 4)}, "
          f"{certificate.num_scales} noise scales ({certificate.method}), {certificate.draws} draws.",
          *certificate.notes),
         (bound_terms({"this network": certificate}),),
-        (("Terms", Numbers(("term", "value", "what it is"), terms)),
+        (("Terms, their sum and the kl bound", Numbers(("term", "value", "what it is"), tuple(_term_rows(certificate)))),
          ("Divergence of every tensor, in nats", Numbers(("tensor", "Σ (θ−θ₀)²/(2s²)"), layers))),
+        numbers_in_tables=True,
     )  # fmt: skip
     return render_page(
         title="What flatness buys: a bound on the test error",

@@ -125,10 +125,10 @@ def _single(name: str, report: Report, records: Records) -> list[str]:
     shown = chosen[:2]
     values = _listed([f"a {spoken(name)} of {_amount(report[name])}" for name in shown])
     scales = "layers and neurons" if all(_strength(report[name], records) > 1 for name in shown) else "layers"
-    compared = scale_words(report, shown[0])
+    told = {name: words for name in shown if (words := scale_words(report, name))}
     return [
         f"{who} has {values}, whatever the scale of its {scales}.",
-        *([f"{compared} ({spoken(shown[0])})."] if compared else []),
+        *(f"For scale, the {spoken(name)} of well-known networks: {words}." for name, words in list(told.items())[:1]),
         f"Measured by {_count(len(report), 'measure')} {loss}.",
     ]
 

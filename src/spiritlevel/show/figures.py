@@ -1,4 +1,4 @@
-"""The figures of a report: layers along the depth, neurons of a layer, models against each other, convergence.
+"""The figures of a report: layers along the depth, neurons of a layer, convergence.
 
 Each function takes data and gives a `Drawing`: the figure and the table of the numbers in it. Series differ by colour,
 marker and dash, never by colour alone.
@@ -23,13 +23,11 @@ from spiritlevel.show.drawing import DASHES, INK, MARKERS, Drawing, series_colou
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, shortened, significant
 from spiritlevel.show.scales import LogScale, light_grid
 
-# Heading → measure → model → (ratio to the first model, its error).
-Ratios = Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
-
 _WIDTH = 4.7  # inches: legible when a telephone shrinks it, two side by side on a desk
 _DECADES = 8.0  # of neurons shown below the largest; smaller ones stand at the lower edge
 _DOTS, _ALL_DOTS = 80, 400  # the most dots of a layer, and of a figure
-_MARKERS = 40  # the most markers of a line
+_MARKERS = 120  # the most markers of a line
+_BAR = 0.02  # relative errors smaller than this are narrower than a marker
 
 
 def layer_profile(
@@ -47,7 +45,7 @@ def layer_profile(
     layers = list(dict.fromkeys(layer for profile in series.values() for layer in profile))
     scale = LogScale.of(value for profile in series.values() for value in profile.values())
     with style():
-        rows_below = math.ceil(len(series) / _legend_columns(series)) if len(series) > 1 else 0
+        rows_below = math.ceil(len(series) / legend_columns(series)) if len(series) > 1 else 0
         figure, axes = axes_of(axes, height=2.4 + 0.18 * rows_below)
         for index, (name, profile) in enumerate(series.items()):
             places = [i for i, layer in enumerate(layers) if not math.isnan(profile.get(layer, math.nan))]
@@ -105,42 +103,6 @@ def neuron_distribution(
         f"{_smaller(strips.values(), lowest)}"
     )
     return finished(figure, Numbers(columns, rows), plain_text(title), words)
-
-
-def ratio_comparison(
-    groups: Ratios,
-    *,
-    title: str,
-    reference: str,
-    axes: Axes | None = None,
-) -> Drawing:
-    """Models relative to a first one, a row a measure, on a logarithmic scale with a line at 1.
-
-    `groups`: heading → measure → model → (ratio, its error), for instance invariant measures above plain ones.
-    """
-    groups = {
-        heading: {m: {k: v for k, v in models.items() if k != reference} for m, models in group.items()}
-        for heading, group in groups.items()
-    }
-    rows = [(heading, measure, models) for heading, group in groups.items() for measure, models in group.items()]
-    names = list(dict.fromkeys(model for _, _, models in rows for model in models))
-    ratios = [ratio for _, _, models in rows for ratio, _ in models.values()]
-    scale = LogScale.of([1.0, *ratios])
-    with style():
-        figure, axes = axes_of(axes, height=0.95 + 0.23 * (len(rows) + len(groups)))
-        depth = _ratio_rows(axes, groups, names)
-        scale.apply(axes.xaxis, axes)
-        axes.axvline(1.0, color=INK, linewidth=0.8)
-        axes.set_ylim(depth - 0.4, -0.6)
-        axes.set_xlabel(f"ratio to {shortened(plain_text(reference), 30)}")
-        legend(axes, len(names), always=True)
-    cells = tuple(
-        (heading, measure, model, ratio, error)
-        for heading, measure, models in rows
-        for model, (ratio, error) in models.items()
-    )
-    table = Numbers(("kind", "measure", "model", f"ratio to {plain_text(reference)}", "± error"), cells)
-    return finished(figure, table, plain_text(title), _ratio_words(groups, reference))
 
 
 def convergence(
@@ -281,8 +243,11 @@ def _line(
 ) -> None:
     heights = [scale.place(value) for value in values]
     every = math.ceil(max(len(places), 1) / _MARKERS)
-    axes.plot(places, heights, **look_of(index), markevery=every, label=shortened(plain_text(name), 28))
-    barred = [k for k, error in enumerate(spread) if error > 0 and values[k] > 0 and math.isfinite(error)]
+    look = look_of(index)
+    crowded = min(1.0, 20 / max(len(places), 1))  # beside sixty others a marker and its line are finer
+    finer = {key: max(look[key] * crowded, least) for key, least in (("markersize", 2.5), ("linewidth", 1.0))}
+    axes.plot(places, heights, **{**look, **finer}, markevery=every, label=shortened(plain_text(name), 28))
+    barred = [k for k, error in enumerate(spread) if values[k] > 0 and _BAR * values[k] < error < math.inf]
     if barred:
         below = [min(spread[k], values[k] * 0.9) for k in barred]
         above = [spread[k] for k in barred]
@@ -306,7 +271,7 @@ def _layer_ticks(axes: Axes, layers: Sequence[str]) -> None:
         axes.set_xlabel("layer (its number along the depth; names in the table)")
 
 
-def _legend_columns(labels: Iterable[str]) -> int:
+def legend_columns(labels: Iterable[str]) -> int:
     """How many entries fit beside each other; in points a handle with its gaps takes 44, a letter 4.6."""
     return max(1, int(72 * _WIDTH // (44 + 4.6 * max(map(len, labels), default=0))))
 
@@ -315,42 +280,11 @@ def legend(axes: Axes, count: int, always: bool = False) -> None:
     """Names of the series below the picture, or within the axes where they are a user's; none for a single one."""
     if count > 1 or always:
         handles, labels = axes.get_legend_handles_labels()
-        columns = _legend_columns(labels)
+        columns = legend_columns(labels)
         if not isinstance(axes.get_figure(root=True), OwnFigure):
             axes.legend(handles, labels, handlelength=3.0)
             return
         axes.figure.legend(handles, labels, loc="outside lower center", ncols=min(count, columns), handlelength=3.0)
-
-
-def _ratio_rows(axes: Axes, groups: Ratios, names: Sequence[str]) -> int:
-    """Draw every group's heading and its rows from the top; the number of lines used."""
-    ticks: list[str] = []
-    labelled: set[str] = set()
-    for heading, group in groups.items():
-        ticks.append(plain_text(heading))
-        for measure, models in group.items():
-            axes.axhline(len(ticks), color=INK, alpha=0.1, linewidth=0.6)
-            for model, (ratio, error) in models.items():
-                if ratio > 0 and math.isfinite(ratio):
-                    label = None if model in labelled else shortened(plain_text(model), 24)
-                    labelled.add(model)
-                    _dot(axes, names.index(model), label, len(ticks), ratio, error)
-            ticks.append(shortened(plain_text(measure), 33))
-    axes.set_yticks(range(len(ticks)), ticks)
-    headings = {plain_text(heading) for heading in groups}
-    for text in axes.get_yticklabels():
-        text.set_fontweight("bold" if text.get_text() in headings else "normal")
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    return len(ticks)
-
-
-def _dot(axes: Axes, index: int, label: str | None, depth: int, ratio: float, error: float) -> None:
-    look = look_of(index + 1)
-    spread = error if math.isfinite(error) else 0.0
-    bars = [[min(spread, 0.9 * ratio)], [spread]]
-    axes.errorbar([ratio], [depth], xerr=bars, fmt="none", color=look["color"], capsize=3, linewidth=1)
-    axes.plot([ratio], [depth], **{**look, "linestyle": "none", "label": label})
 
 
 def _row(series: Mapping[str, Mapping[str, float]], layer: str) -> tuple[Cell, ...]:
@@ -366,19 +300,6 @@ def _profile_words(series: Mapping[str, Mapping[str, float]], depth: int) -> str
                 f"{plain_text(name)}: from {significant(low, 3)} to {significant(profile[high], 3)}, "
                 f"largest at {plain_text(high)}."
             )
-    return " ".join(parts)
-
-
-def _ratio_words(groups: Ratios, reference: str) -> str:
-    parts = [f"Every measure of every model divided by that of {plain_text(reference)}, on a logarithmic scale."]
-    for heading, group in groups.items():
-        by_model: dict[str, list[float]] = {}
-        for models in group.values():
-            for model, (ratio, _) in models.items():
-                by_model.setdefault(model, []).append(ratio)
-        for model, ratios in by_model.items():
-            span = f"{significant(min(ratios), 3)} to {significant(max(ratios), 3)}"
-            parts.append(f"{plain_text(heading)}, {plain_text(model)}: {span}.")
     return " ".join(parts)
 
 

@@ -94,19 +94,40 @@ def power_of_ten(exponent: int) -> str:
 
 
 def times(ratio: float) -> str:
-    """A factor above one in words, a power of ten where it is one to 5 %.
+    """A factor above one in words.
 
     >>> times(1000312.0), times(3.217), times(2.5e6)
     ('10⁶ times', '3.2 times', '2.5×10⁶ times')
-    >>> times(1.0312), times(1.000047)  # what is left of one, in one digit
-    ('1.03 times', '1.00005 times')
+    """
+    return f"{factor_text(ratio)} times"
+
+
+def factor_text(ratio: float) -> str:
+    """A factor above one to two digits, a power of ten where it is one to 5 % and from ten thousand on.
+
+    >>> factor_text(3.217), factor_text(1023.0), factor_text(13000.0), factor_text(1000312.0)
+    ('3.2', '1000', '1.3×10⁴', '10⁶')
+    >>> factor_text(1.0312), factor_text(1.000047)  # what is left of one, in one digit
+    ('1.03', '1.00005')
     """
     if 1 < ratio < 1.1:
-        return f"{1 + float(f'{ratio - 1:.0e}'):.9g} times"
+        return f"{1 + float(f'{ratio - 1:.0e}'):.9g}"
+    if ratio < 9_950 or not math.isfinite(ratio):
+        return significant(ratio, 2)
     nearest = round(math.log10(ratio))
-    if nearest >= 3 and abs(ratio / 10.0**nearest - 1) < 0.05:
-        return f"{power_of_ten(nearest)} times"
-    return f"{significant(ratio, 2)} times"
+    if abs(ratio / 10.0**nearest - 1) < 0.05:
+        return power_of_ten(nearest)
+    mantissa, exponent = _scientific(ratio, 2)
+    return f"{mantissa}×{power_of_ten(exponent)}"
+
+
+def p_value(p: float) -> str:
+    """A p-value as papers print one: two digits, and nothing below a thousandth.
+
+    >>> p_value(0.0312), p_value(0.0004), p_value(1.0), p_value(float("nan"))
+    ('0.031', '≤ 0.001', '1', '–')
+    """
+    return "–" if math.isnan(p) else "≤ 0.001" if p <= 0.001 else f"{p:.2g}"
 
 
 def plain_text(text: object) -> str:

@@ -254,6 +254,7 @@ def _prepared(section: Section) -> dict[str, Any]:
         "paragraphs": [plain_text(paragraph) for paragraph in section.paragraphs],
         "drawings": [_picture(drawing) for drawing in section.drawings],
         "tables": [(plain_text(caption), _table(table)) for caption, table in section.tables],
+        "bare": section.numbers_in_tables,
     }
 
 
@@ -289,7 +290,7 @@ def _template() -> Any:
     script = _compact(_asset("page.js"))
     digest = base64.b64encode(sha256(script.encode()).digest()).decode()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["breakable"] = lambda text: escape(text).replace("_", Markup("_<wbr>"))
+    environment.filters["breakable"] = breakable
     environment.globals.update(
         explained=INVARIANCES,
         script=Markup(script),
@@ -298,6 +299,17 @@ def _template() -> Any:
         page_style=Markup(_asset("page.css")),
     )
     return environment.from_string(_asset("page.html.jinja"))
+
+
+def breakable(text: str) -> Markup:
+    """`text` with places where a line may end, if it is long: behind underscores, slashes and the dots of names.
+
+    >>> str(breakable("stages.0.first_weight")), str(breakable("0.weight"))
+    ('stages.<wbr>0.<wbr>first_<wbr>weight', '0.weight')
+    """
+    if len(text) < 12:
+        return escape(text)
+    return Markup(re.sub(r"(?<=[_/])(?=\w)|(?<=\.)(?=[^\W\d])|(?<=[^\W\d]\.)(?=\d)", "<wbr>", str(escape(text))))
 
 
 def _themes() -> str:

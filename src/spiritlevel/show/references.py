@@ -31,12 +31,12 @@ def references() -> tuple[Reference, ...]:
 
 
 def scale_words(report: Report, name: str) -> str:
-    """Where a value lies among those of well-known networks; empty where there is nothing to compare with."""
+    """The same measure of well-known networks, the smallest first; empty where there is nothing to compare with."""
     value = report[name].value
     known = sorted((each.values[name], each.name) for each in references() if name in each.values)
     if len(known) < 2 or not math.isfinite(value) or report.problem.get("loss_function") != "cross_entropy":
         return ""
-    return "For scale: " + ", ".join(f"{significant(other, 3)} for {who}" for other, who in known)
+    return ", ".join(f"{significant(other, 3)} ({who})" for other, who in known)
 
 
 def reference_table(report: Report) -> Numbers | None:

@@ -13,14 +13,16 @@ from torch import Tensor
 from spiritlevel.measuring.record import Records
 from spiritlevel.measuring.report import Report
 from spiritlevel.show.drawing import Drawing
-from spiritlevel.show.figures import convergence, layer_profile, neuron_distribution, ratio_comparison
+from spiritlevel.show.figures import convergence, layer_profile, neuron_distribution
 from spiritlevel.show.numbers import Cell, Numbers, bytes_text, cell_text, plain_text, seconds_text
+from spiritlevel.show.ratios import ratio_comparison
 from spiritlevel.show.references import reference_table
 from spiritlevel.show.tables import grouped
 
 Chart = Callable[[], Drawing]
 
-_CHARTS, _ROWS = 12, 1000  # charts of one kind that a page shows, and layers that they have in all
+_CHARTS, _ROWS = 16, 1000  # charts of one kind that a page shows, and layers that those of neurons have in all
+_LINES = 4000  # layers that the lines along the depth have in all
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Section:
         paragraphs: What to know before looking.
         drawings: Pictures, each shown with its numbers.
         tables: Caption → table, shown open.
+        numbers_in_tables: Whether `tables` hold the numbers of all drawings, so that none stand beside each.
     """
 
     key: str
@@ -40,6 +43,7 @@ class Section:
     paragraphs: tuple[str, ...] = ()
     drawings: tuple[Drawing, ...] = ()
     tables: tuple[tuple[str, Numbers], ...] = ()
+    numbers_in_tables: bool = False
 
 
 def comparison_drawing(reports: Mapping[str, Report], records: Records) -> Drawing | None:
@@ -63,8 +67,8 @@ def layer_section(reports: Mapping[str, Report]) -> Section | None:
         return None
     charts = _one_model_charts(reports, profiles) if len(reports) == 1 else _many_model_charts(reports, profiles)
     text = "Where along the depth the sharpness sits. Crosses mark layers whose value is zero or negative."
-    section = _with_charts("layers", "Layers", text, charts, _depth(reports))
-    return replace(section, tables=(("Every layer", layer_table(reports, profiles)),))
+    section = _with_charts("layers", "Layers", text, charts, _LINES // max(_depth(reports) * len(reports), 1))
+    return replace(section, tables=(("Every layer", layer_table(reports, profiles)),), numbers_in_tables=True)
 
 
 def reference_section(reports: Mapping[str, Report]) -> Section | None:
@@ -94,7 +98,7 @@ def neuron_section(reports: Mapping[str, Report]) -> Section | None:
         "Each dot stands for the same share of a layer's neurons, the bar for the median, the box for the middle half. "
         "A dead neuron is exactly zero: no sample passes through it."
     )
-    return _with_charts("neurons", "Neurons", text, charts, _depth(reports))
+    return _with_charts("neurons", "Neurons", text, charts, _ROWS // max(_depth(reports), 1))
 
 
 def convergence_section(reports: Mapping[str, Report]) -> Section | None:
@@ -128,9 +132,9 @@ def cost_section(reports: Mapping[str, Report]) -> Section:
     return Section("cost", "Cost and environment", tables=tuple((key, table) for key, table in tables if table.rows))
 
 
-def _with_charts(key: str, heading: str, text: str, charts: list[Chart], depth: int = 1) -> Section:
-    """A section of at most as many charts of networks of that depth as a page can carry; what is left out is said."""
-    most = min(_CHARTS, max(1, _ROWS // max(depth, 1)))
+def _with_charts(key: str, heading: str, text: str, charts: list[Chart], fitting: int = _CHARTS) -> Section:
+    """A section of at most as many charts as a page can carry; what is left out is said."""
+    most = min(_CHARTS, max(1, fitting))
     if len(charts) > most:
         text += f" The first {most} of {len(charts)} charts; every number is in the saved report."
     return Section(key, heading, (text,), tuple(chart() for chart in charts[:most]))

@@ -136,7 +136,9 @@ def _values_table(report: Report, records: Records, width: int) -> Table:
         letters = _letters(invariances(value, report, records))
         cells = _wide_cells(value, letters) if wide else _narrow_cells(value, letters)
         bars = sparkline(list(value.layers.values()), 12 if width >= 100 else 8) if value.layers else ""
-        table.add_row(_name(name, width - 54 if wide else max(width - 36, 12)), *cells, *([bars] if layered else []))
+        table.add_row(
+            measure_name(name, width - 54 if wide else max(width - 36, 12)), *cells, *([bars] if layered else [])
+        )
     return table
 
 
@@ -227,7 +229,7 @@ def _models_table(reports: Mapping[str, Report], names: list[str], records: Reco
         table.add_row(Text(heading, style="italic"))
         for i, name in enumerate(members, start=1):
             cells = (_compared(report.values.get(name)) for report in reports.values())
-            table.add_row(_name(name, label), *cells, end_section=i == len(members))
+            table.add_row(measure_name(name, label), *cells, end_section=i == len(members))
     return table
 
 
@@ -264,7 +266,7 @@ def _paper_block(paper: str, members: Sequence[MeasureRecord]) -> RenderableType
     return Group(Text(title, style="italic"), Padding(table, (0, 0, 1, 2)))
 
 
-def _name(name: str, limit: int) -> Text:
+def measure_name(name: str, limit: int) -> Text:
     """A measure's name, broken after an underscore where it is longer than `limit`."""
     text = plain_text(name)
     if len(text) <= limit:

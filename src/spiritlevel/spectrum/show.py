@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from matplotlib.axes import Axes
+from rich.console import Group, RenderableType
+from rich.text import Text
 from torch import nn
 
+from spiritlevel.curvature.density import Extreme
 from spiritlevel.presenting import register
 from spiritlevel.problem.losses import LossLike
 from spiritlevel.show.drawing import Drawing, style
 from spiritlevel.show.figures import axes_of, by_name, finished, legend, look_of
-from spiritlevel.show.numbers import Cell, Numbers, plain_text, shortened, significant
+from spiritlevel.show.numbers import Cell, Numbers, plain_text, shortened, significant, value_and_error, with_error
 from spiritlevel.show.page import render_page
 from spiritlevel.show.scales import LogScale
 from spiritlevel.show.sections import Section
+from spiritlevel.show.tables import render, simple_table
 from spiritlevel.spectrum.spectrum import OPERATORS, Spectrum
 from spiritlevel.spectrum.spectrum import spectrum as compute_spectrum
 
@@ -107,7 +112,7 @@ def _spectrum_words(spectra: Mapping[str, Spectrum]) -> str:
     for name, each in spectra.items():
         who = f"{plain_text(name)}: " if name else ""
         parts.append(
-            f"{who}{each.size} eigenvalues from {significant(each.bottom[0].value, 3)} to "
+            f"{who}{each.size:,} eigenvalues from {significant(each.bottom[0].value, 3)} to "
             f"{significant(each.top[0].value, 3)}, their mean {significant(each.moment(1)[0], 3)}."
         )
     return " ".join(parts)
@@ -127,4 +132,26 @@ def spectrum_page(found: Spectrum) -> str:
     )
 
 
-register(Spectrum, section=spectrum_section, drawing=spectrum, page=spectrum_page)
+def spectrum_table(found: Spectrum) -> RenderableType:
+    """The trace with its error, and the eigenvalues at both ends with their residuals."""
+    table = simple_table()
+    for column in ("largest", "± residual", "smallest", "± residual"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for high, low in zip_longest(found.top, found.bottom):
+        table.add_row(*_end_cells(high), *_end_cells(low))
+    trace, error = (found.size * part for part in found.moment(1))
+    operator = OPERATORS.get(found.operator, f"the block of {plain_text(found.operator)}")
+    said = f"{found.size:,} eigenvalues of {operator}; their sum is {with_error(trace, error)}"
+    return Group(Text(said, style="bold"), Text(""), table, *(Text(f"• {plain_text(note)}") for note in found.notes))
+
+
+def _end_cells(end: Extreme | None) -> tuple[str, str]:
+    return ("", "") if end is None else value_and_error(end.value, end.residual)
+
+
+def spectrum_text(found: Spectrum) -> str:
+    """The table as plain text."""
+    return render(spectrum_table(found))
+
+
+register(Spectrum, section=spectrum_section, drawing=spectrum, page=spectrum_page, text=spectrum_text)

@@ -25,6 +25,7 @@ from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.operators import Block, Scaled, scaling
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.value import Cost
+from spiritlevel.presenting import show
 from spiritlevel.problem.checks import check_tolerance, check_whole_number
 from spiritlevel.problem.losses import Loss
 from spiritlevel.problem.problem import Problem
@@ -99,15 +100,7 @@ class Spectrum:
         return max(spread, 1e-3 * size) / 100 or 1e-300
 
     def __str__(self) -> str:
-        trace, error = (self.size * part for part in self.moment(1))
-        top = ", ".join(f"{each.value:.5g} (residual {each.residual:.1e})" for each in self.top)
-        bottom = ", ".join(f"{each.value:.5g} (residual {each.residual:.1e})" for each in self.bottom)
-        return (
-            f"{self.size} eigenvalues of {OPERATORS.get(self.operator, f'the block of {self.operator}')}\n"
-            f"trace    {trace:.5g} ± {error:.1g}\n"
-            f"largest  {top}\n"
-            f"smallest {bottom}"
-        )
+        return str(show(self, "text"))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes."""

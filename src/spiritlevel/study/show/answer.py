@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spiritlevel.show.numbers import plain_text, significant, times
+from spiritlevel.show.numbers import p_value, plain_text, significant, times
 from spiritlevel.study.correlate import Answers, Contest, Correlations, contrasts
 from spiritlevel.study.results import Study
 from spiritlevel.study.show.along import along_sentences
@@ -100,7 +100,7 @@ def _lead_sentences(held: Contest, found: Answers, study: Study) -> list[str]:
     alike = [duel.measure for duel in held.duels if not duel.p < 0.05]
     sentence = (
         f"Its lead over the next, {plain_text(second.measure)}{tau}, is {'' if second.p < 0.05 else 'not '}significant "
-        f"(p = {_p(second.p)}, adjusted for all pairs of measures)."
+        f"({_p(second.p)}, adjusted for all pairs of measures)."
     )
     if len(alike) == len(held.duels) > 1:
         sentence += f" None of the other {len(alike)} measures can be told from it."
@@ -156,4 +156,4 @@ def _two(value: float) -> str:
 
 
 def _p(p: float) -> str:
-    return "unknown" if math.isnan(p) else "0.001 or less" if p <= 0.001 else f"{p:.2g}"
+    return "p unknown" if math.isnan(p) else f"p {'' if p <= 0.001 else '= '}{p_value(p)}"

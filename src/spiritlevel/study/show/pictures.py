@@ -12,7 +12,7 @@ import numpy as np
 from spiritlevel.measuring.registry import known_records
 from spiritlevel.show.drawing import Drawing
 from spiritlevel.show.numbers import Cell as Entry
-from spiritlevel.show.numbers import Numbers, plain_text
+from spiritlevel.show.numbers import Numbers, p_value, plain_text
 from spiritlevel.show.sections import Section
 from spiritlevel.study.correlate import Answers, Correlations, contrasts
 from spiritlevel.study.results import Axis, Study, layer_of
@@ -50,7 +50,9 @@ def ranking_section(study: Study, found: Answers) -> Section | None:
     if held is None or not any(row.kendall.known for row in rows.values()):
         return None
     label = "Kendall's τ"
-    behind: dict[str, tuple[Entry, ...]] = {duel.measure: (duel.difference.value, duel.p) for duel in held.duels}
+    behind: dict[str, tuple[Entry, ...]] = {
+        duel.measure: (duel.difference.value, p_value(duel.p)) for duel in held.duels
+    }
     drawing = ranking(
         {label: {name: row.kendall for name, row in rows.items()}},
         title="Who ranks best",
