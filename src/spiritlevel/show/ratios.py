@@ -97,10 +97,15 @@ class Ruler:
         axes.set_xlim(low / self._strip if self.below else low, high * self._strip if self.above else high)
         for edge in ([low] if self.below else []) + ([high] if self.above else []):
             axes.axvline(edge, color=INK, linewidth=1.2, linestyle=":")
-            words = "far beyond" if edge == high else "far below"
-            side = {"xytext": (3, 4) if edge == high else (-3, 4), "ha": "left" if edge == high else "right"}
+            above = edge == high
             axes.annotate(
-                words, (edge, 0), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8, **side
+                "far beyond" if above else "far below",
+                (edge, 0),
+                (3, 4) if above else (-3, 4),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha="left" if above else "right",
+                fontsize=8,
             )
 
 
