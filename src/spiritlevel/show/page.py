@@ -307,7 +307,7 @@ def breakable(text: str) -> Markup:
     >>> str(breakable("stages.0.first_weight")), str(breakable("0.weight"))
     ('stages.<wbr>0.<wbr>first_<wbr>weight', '0.weight')
     """
-    if len(text) < 12:
+    if len(text) < 9:
         return escape(text)
     return Markup(re.sub(r"(?<=[_/])(?=\w)|(?<=\.)(?=[^\W\d])|(?<=[^\W\d]\.)(?=\d)", "<wbr>", str(escape(text))))
 

@@ -80,7 +80,7 @@ class Ruler:
 
     @property
     def _strip(self) -> float:
-        return (self.scale.high / self.scale.low) ** _STRIP
+        return math.pow(self.scale.high / self.scale.low, _STRIP)
 
     def far(self, ratio: float) -> bool:
         return (self.above and ratio > _FAR) or (self.below and ratio < 1 / _FAR)
@@ -89,7 +89,9 @@ class Ruler:
         """Where a ratio stands: to scale, or at the near edge of the room beyond."""
         if not self.far(ratio):
             return ratio
-        return self.scale.high * self._strip**0.25 if ratio > 1 else self.scale.low / self._strip**0.75
+        if ratio > 1:
+            return self.scale.high * math.pow(self._strip, 0.25)
+        return self.scale.low / math.pow(self._strip, 0.75)
 
     def apply(self, axes: Axes) -> None:
         self.scale.apply(axes.xaxis, axes)
@@ -100,8 +102,8 @@ class Ruler:
             above = edge == high
             axes.annotate(
                 "far beyond" if above else "far below",
-                (edge, 0),
-                (3, 4) if above else (-3, 4),
+                (edge, 1),
+                (3, -8) if above else (-3, -8),
                 xycoords=("data", "axes fraction"),
                 textcoords="offset points",
                 ha="left" if above else "right",
