@@ -94,13 +94,24 @@ def test_tables_sort_by_keyboard(browser: Any, pages: dict[str, str], key: str) 
 
 def test_the_numbers_of_a_picture_sort_too(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["demo"])
-    browser.find_element("css selector", "#layers details summary").click()
-    table = browser.find_element("css selector", "#layers details[open] table")
+    browser.find_element("css selector", "#neurons details summary").click()
+    table = browser.find_element("css selector", "#neurons details[open] table")
     table.find_elements("css selector", "thead button")[1].click()
     script = "return [...arguments[0].tBodies[0].rows].map(row => Number(row.cells[1].dataset.sort))"
     numbers = browser.execute_script(script, table)
     assert numbers == sorted(numbers)
     assert len(numbers) == 3
+
+
+def test_layers_have_one_table_that_sorts(browser: Any, pages: dict[str, str]) -> None:
+    visit(browser, pages["single"])
+    (table,) = browser.find_elements("css selector", "#layers table")
+    table.find_elements("css selector", "thead button")[2].click()
+    shown = "return [...arguments[0].tBodies[0].rows].filter(row => !row.hidden).map(row => Number(row.cells[2].dataset.sort))"
+    numbers = browser.execute_script(shown, table)
+    assert numbers == sorted(numbers)
+    assert len(numbers) >= 3
+    assert not browser.find_elements("css selector", "#layers details")
 
 
 def test_measures_can_be_filtered(browser: Any, pages: dict[str, str]) -> None:
