@@ -19,7 +19,6 @@ from benchmarks.subjects import Recipe, Subject, load, prepare
 from benchmarks.tasks import TASKS, Answer, Arrays, Task, distance
 from spiritlevel.measuring.run import measure
 from spiritlevel.problem.problem import Problem
-from spiritlevel.problem.tensors import counting_saved_bytes
 
 OURS = "spiritlevel"
 
@@ -143,7 +142,7 @@ def _memory(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _chunk_bytes(problem: Problem) -> int:
     chunk, _ = next(iter(problem.chunks()))
-    with problem.undisturbed(), torch.enable_grad(), counting_saved_bytes(problem.known_storages()) as saved:
+    with problem.undisturbed(), torch.enable_grad(), problem.counting_saved() as saved:
         kept = problem.chunk_loss(problem.leaves(), chunk)
     del kept
     return saved.bytes

@@ -25,6 +25,7 @@ from spiritlevel.measuring.run import measure
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.batches import Batch, Data
 from spiritlevel.problem.losses import Loss, logits_of, resolve_loss
+from spiritlevel.problem.wrappers import refuse_shards
 from spiritlevel.symmetry import Rescaling, Symmetries, affine, find_symmetries
 from spiritlevel.symmetry.layerwise import LayerScales
 
@@ -76,6 +77,7 @@ def audit(
     if unknown:
         raise SpiritLevelError(f"unknown kinds {sorted(unknown)}; known are {', '.join(KINDS)}")
     fixed = resolve_loss(loss)
+    refuse_shards(model)
     original_model, source = copy.deepcopy(model).double(), Data(data)
     twins = Twins(original_model, source)
 

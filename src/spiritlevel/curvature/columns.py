@@ -59,7 +59,7 @@ def columns_needed(problem: Problem, tolerance: float) -> Tensor | None:
     At a minimum that fits its data nearly all curvature sits in a few columns of a few samples. None where little is
     saved, where the network is small, or where less than 1e-6 is asked for: then all are swept, and nothing is random.
     """
-    if tolerance < LEAST_LEFT or problem.ranks.size > 1 or problem.small:
+    if tolerance < LEAST_LEFT or not problem.alone or problem.small:
         return None
     sizes = problem.survey.sizes
     if sizes is None or sizes.shape[1] > MOST_COLUMNS:

@@ -25,6 +25,7 @@ from spiritlevel.curvature.rounding import Arrays, array_shifts
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, GROUPS, ROWS, STATISTICS
 from spiritlevel.network.layers import Layer
 from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.shards import WHOLE, Shards
 
 # So many parameters are probed one by one; more of them together.
 MOST_ALONE = 8
@@ -57,6 +58,7 @@ class Probed:
     groups: Tensor
     probes: int = 0
     rounding: Tensor | None = None
+    shards: Shards = WHOLE
 
     @property
     def exact(self) -> bool:
@@ -67,12 +69,12 @@ class Probed:
 
     def total_error(self) -> float:
         """Standard error of the sum over all entries."""
-        totals = torch.stack([group.sum(dtype=torch.float64) for group in self.groups])
+        totals = self.shards.totals(torch.stack([group.sum(dtype=torch.float64) for group in self.groups]))
         return few_groups_factor(len(totals)) * float(totals.std(correction=1) / len(totals) ** 0.5)
 
     def still_needed(self, known: Tensor | None, tolerance: float, most_probes: int) -> int:
         """Probes until the error of the total is within the tolerance, as far as one can tell, or until they run out."""
-        goal = tolerance * float((self.mean() + (0 if known is None else known)).sum().abs())
+        goal = tolerance * abs(self.shards.total(float((self.mean() + (0 if known is None else known)).sum())))
         error = self.total_error()
         if error <= goal:
             return 0
@@ -149,10 +151,11 @@ def probe(
     open_kinds = [(kind, name) for kind, name in open_kinds if kind == DIAGONAL or name in layers]
     open_kinds += [(kind, name) for kind in metrics if kind in wanted for name in bent if name in metrics[kind]]
     every = list(open_kinds)
-    size = sum(products.problem.parameters[name].numel() for name in dict.fromkeys(name for _, name in open_kinds))
+    count = products.problem.count
+    size = sum(count(name) for name in dict.fromkeys(name for _, name in open_kinds))
     # The first round is drawn in any case, and all of them where the whole Hessian takes no more products: it is exact.
     left = dict.fromkeys(open_kinds, most_probes if size <= most_probes else GROUPS)
-    rounds = 0
+    rounds, draw = 0, Draws(generator, products.problem.shards)
     products.expect_many()
     while open_kinds and rounds * GROUPS < most_probes:
         formed = blocks_worth_forming(products, open_kinds, left)
@@ -162,10 +165,10 @@ def probe(
         compared = [
             (kind, name) for kind, name in every if name in formed and products.problem.parameters[name].numel()
         ]
-        _compare(products, layers, compared, estimates, generator, metrics)
+        _compare(products, layers, compared, estimates, draw, metrics)
         open_kinds = [(kind, name) for kind, name in open_kinds if name not in formed]
         for group in range(GROUPS if open_kinds else 0):
-            _one_round(products, layers, open_kinds, group, rounds, estimates, generator, metrics)
+            _one_round(products, layers, open_kinds, group, rounds, estimates, draw, metrics)
         rounds += 1
         for kind, name in open_kinds:
             probed = estimates.found[kind][name]
@@ -179,9 +182,9 @@ def blocks_worth_forming(products: HessianProducts, open_kinds: Open, left: Mapp
     """The parameters whose blocks take no more products with unit vectors than there are probes still to be drawn.
 
     Probed one by one, every parameter counts for itself; probed together, they must all be formed to save anything. A
-    central difference is no exact product, so that nothing is formed from those.
+    central difference is no exact product, so that nothing is formed from those; nor is a block that no process has whole.
     """
-    if products.method == "central differences":
+    if products.method == "central differences" or products.problem.shards.divided:
         return []
     names = list(dict.fromkeys(name for _, name in open_kinds))
     size = {name: products.problem.parameters[name].numel() for name in names}
@@ -226,21 +229,20 @@ def _compare(
     layers: Mapping[str, Layer],
     formed: Open,
     estimates: Estimates,
-    generator: torch.Generator,
+    draw: Draws,
     metrics: Metrics,
 ) -> None:
     """Add what a probe of every formed block shows of rounding, taken in another precision over the heaviest samples."""
     parameters = products.problem.parameters
     of = {each: (layers.get(each[1]), metrics.get(each[0], {}).get(each[1])) for each in formed}
-    vectors = {
-        each: _probe_vector(each[0], parameters[each[1]], of[each][0], generator, of[each][1]) for each in formed
-    }
+    vectors = {each: _probe_vector(*each, parameters[each[1]], of[each][0], draw, of[each][1]) for each in formed}
 
     def read(batch: Batch) -> Arrays:
         images = products.images(batch, [{name: vector} for (_, name), vector in vectors.items()])
         found: Arrays = {kind: {} for kind, _ in formed}
         for ((kind, name), vector), image in zip(vectors.items(), images, strict=True):
-            found[kind][name] = _reading(kind, vector.double(), image[name].double(), layers.get(name))
+            double = (vector.double(), image[name].double())
+            found[kind][name] = _reading(kind, name, *double, layers.get(name), draw.shards)
         return found
 
     for shift in (array_shifts(products.problem, read, products.order) if formed else None) or []:
@@ -261,23 +263,21 @@ def _trace_in(metric: LayerMetric, block: Tensor) -> Tensor:
 def _forms(kind: str, block: Tensor, weight: Tensor, layer: Layer | None) -> Tensor:
     """w_jᵀ B_jj w_j for every row or column j, from the block B."""
     assert layer is not None
-    owner = _owners(kind, layer, weight)
+    owner, count = _owners(kind, layer, weight.shape, torch.arange(weight.numel(), device=weight.device))
     w = weight.reshape(-1).double()
     same = owner.unsqueeze(1) == owner
     shares = w * ((block * same) @ w)
-    return w.new_zeros(int(owner.max()) + 1 if len(owner) else 0).index_add_(0, owner, shares)
+    return w.new_zeros(count).index_add_(0, owner, shares)
 
 
-def _owners(kind: str, layer: Layer, weight: Tensor) -> Tensor:
-    """The number of the row or column that every entry of the weight, in the order it is stored, belongs to."""
-    places = layer.matrix(torch.arange(weight.numel(), device=weight.device).reshape(weight.shape))
-    blocks, rows, columns, _ = places.shape
-    count = rows if kind == ROWS else columns
-    numbers = torch.arange(blocks * count, device=weight.device)
-    numbers = numbers.view(blocks, rows, 1, 1) if kind == ROWS else numbers.view(blocks, 1, columns, 1)
-    owner = torch.empty(weight.numel(), dtype=torch.long, device=weight.device)
-    owner[places.reshape(-1)] = numbers.expand_as(places).reshape(-1)
-    return owner
+def _owners(kind: str, layer: Layer, shape: torch.Size, places: Tensor) -> tuple[Tensor, int]:
+    """The number of the row or column that entries of a weight, by their places in memory, belong to; and how many there are."""
+    inner, kernel = shape[1], shape[2:].numel()
+    outermost = places.div(max(1, inner * kernel), rounding_mode="floor")
+    if (kind == ROWS) != layer.transposed:
+        return outermost, shape[0]
+    block = outermost.div(max(1, shape[0] // layer.groups), rounding_mode="floor")
+    return block * inner + places.div(max(1, kernel), rounding_mode="floor") % max(1, inner), layer.groups * inner
 
 
 def _one_round(
@@ -287,7 +287,7 @@ def _one_round(
     group: int,
     rounds: int,
     estimates: Estimates,
-    generator: torch.Generator,
+    draw: Draws,
     metrics: Metrics,
 ) -> None:
     """One probe of everything still open, in one pass over the data where memory allows."""
@@ -295,13 +295,13 @@ def _one_round(
     requests: list[tuple[str, dict[str, Tensor]]] = []
     for kind in dict.fromkeys(kind for kind, _ in kinds):
         vectors = {
-            name: _probe_vector(kind, parameters[name], layers.get(name), generator, metrics.get(kind, {}).get(name))
+            name: _probe_vector(kind, name, parameters[name], layers.get(name), draw, metrics.get(kind, {}).get(name))
             for open_kind, name in kinds
             if open_kind == kind
         }
         alone = len(vectors) <= MOST_ALONE
         requests += [(kind, {name: v}) for name, v in vectors.items()] if alone else [(kind, vectors)]
-        if _bytes(requests) > PASS_BUDGET:
+        if draw.shards.largest(_bytes(requests)) > PASS_BUDGET // draw.shards.size:
             _read(products, layers, requests, group, rounds, estimates)
             requests = []
     _read(products, layers, requests, group, rounds, estimates)
@@ -323,37 +323,66 @@ def _read(
     """Take the products and add what they say to the means of this group."""
     if not requests:
         return
-    images = products.within([vectors for _, vectors in requests])
+    images, shards = products.within([vectors for _, vectors in requests]), products.problem.shards
     estimates.products += len(requests)
     for (kind, vectors), found in zip(requests, images, strict=True):
         store = estimates.found.setdefault(kind, {})
         for name, vector in vectors.items():
-            sample = _reading(kind, vector, found.pop(name), layers.get(name))
+            sample = _reading(kind, name, vector, found.pop(name), layers.get(name), shards)
             if name not in store:
-                store[name] = Probed(sample.new_zeros(GROUPS, *sample.shape))
+                parts = shards if kind == DIAGONAL else WHOLE  # of a row or a column every process knows the whole
+                store[name] = Probed(sample.new_zeros(GROUPS, *sample.shape), shards=parts)
             mean = store[name].groups[group]
             mean += (sample - mean) / (rounds + 1)
 
 
+class Draws:
+    """Random signs: of rows and columns the same in every process, of entries each process's own."""
+
+    def __init__(self, generator: torch.Generator, shards: Shards) -> None:
+        self.shards = shards
+        self._common, self._own = generator, shards.own(generator)
+
+    def common(self, shape: torch.Size, like: Tensor) -> Tensor:
+        return _signs(shape, like, self._common)
+
+    def own(self, like: Tensor) -> Tensor:
+        return _signs(like.shape, like, self._own)
+
+
 def _probe_vector(
-    kind: str, weight: Tensor, layer: Layer | None, generator: torch.Generator, metric: LayerMetric | None = None
+    kind: str, name: str, weight: Tensor, layer: Layer | None, draw: Draws, metric: LayerMetric | None = None
 ) -> Tensor:
     if metric is not None:
-        return metric.direction(_signs(metric.coordinates, metric.right, generator)).to(weight)
+        return metric.direction(draw.common(metric.coordinates, metric.right)).to(weight)
     if kind == DIAGONAL or layer is None:
-        return _signs(weight.shape, weight, generator)
+        return draw.own(weight)
+    if draw.shards.divided:
+        owner, count = _own_owners(kind, name, weight, layer, draw.shards)
+        return weight * draw.common(torch.Size([count]), weight)[owner]
     matrix = layer.matrix(weight)  # (groups, rows, columns, kernel)
     shape = (*matrix.shape[:2], 1, 1) if kind == ROWS else (matrix.shape[0], 1, matrix.shape[2], 1)
-    return _stored(layer, matrix * _signs(torch.Size(shape), weight, generator), weight)
+    return _stored(layer, matrix * draw.common(torch.Size(shape), weight), weight)
 
 
-def _reading(kind: str, vector: Tensor, image: Tensor, layer: Layer | None) -> Tensor:
+def _own_owners(kind: str, name: str, part: Tensor, layer: Layer, shards: Shards) -> tuple[Tensor, int]:
+    """The same for this process's part of a weight."""
+    places = shards.first(name) + torch.arange(part.numel(), device=part.device)
+    return _owners(kind, layer, shards.shape(name, part), places)
+
+
+def _reading(
+    kind: str, name: str, vector: Tensor, image: Tensor, layer: Layer | None, shards: Shards = WHOLE
+) -> Tensor:
     """v ⊙ Rv, summed over each row or column; the signs cancel because each stands for a whole row or column."""
     product = vector * image
     if kind in METRICS:
         return product.sum(dtype=torch.float64)
     if kind == DIAGONAL or layer is None:
         return product
+    if shards.divided:
+        owner, count = _own_owners(kind, name, product, layer, shards)
+        return shards.totals(product.new_zeros(count).index_add_(0, owner, product))
     matrix = layer.matrix(product)
     return matrix.sum((2, 3)).reshape(-1) if kind == ROWS else matrix.sum((1, 3)).reshape(-1)
 

@@ -23,8 +23,10 @@ MOST_SHOWN = 48
 def examine(problem: Problem) -> Anatomy:
     """Trace the network with two and three samples and on every chunk of the data, then confirm on a few what that says."""
     problem.check_derivatives()
+    if problem.shards.divided:
+        return _unswept(problem, "no process has it whole, so that it is known from products only")
     if problem.loss_function.whole_batch:
-        return _without_outputs(problem)
+        return _unswept(problem, "the loss does not split into outputs and targets")
     with problem.undisturbed():
         two, three = problem.telling_samples(2), problem.telling_samples(3)
         small = trace(lambda leaves: problem.outputs(leaves, two), problem.parameters)
@@ -48,9 +50,8 @@ def examine(problem: Problem) -> Anatomy:
         return _confirmed(problem, anatomy, _shown(problem, set(anatomy.axes)))
 
 
-def _without_outputs(problem: Problem) -> Anatomy:
-    """A loss that calls the model itself: layers can be traced, but nothing splits into outputs and ∇²ℓ."""
-    reason = "the loss does not split into outputs and targets"
+def _unswept(problem: Problem, reason: str) -> Anatomy:
+    """Where the loss calls the model itself, or the model is in shards: layers can be traced, but nothing is swept."""
     return joined(Anatomy({}, {}, dict.fromkeys(problem.parameters, reason)), problem.survey.seen)
 
 

@@ -23,7 +23,6 @@ from spiritlevel.curvature.ways import Edges, Flat, Method, Objective, Ways, edg
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem, gradients_of
 from spiritlevel.problem.ranks import Ranks
-from spiritlevel.problem.tensors import counting_saved_bytes
 
 # The graphs of gradients that are kept between products, all chunks together: so much, or an eighth of the machine's memory
 # if that is less; a large model may keep as much as so many copies of itself.
@@ -84,14 +83,14 @@ class HessianProducts:
         budget: int | None = None,
         method: Method | None = None,
     ) -> None:
-        self.problem, self.objective = problem, objective
+        self.problem, self.objective, self.shards = problem, objective, problem.shards
         self.flat = Flat(problem.parameters)
         problem.check_derivatives()
         self._ways = Ways(problem, objective, self.flat)
         chosen = choose_method(self._ways) if method is None else Chosen(method)
         self.method, self.notes, self.relative_error = chosen.method, list(chosen.notes), chosen.relative_error
         copies = GRAPH_COPIES * self.flat.size * problem.parameters_like().element_size()
-        self._budget = max(min(GRAPH_BUDGET, _memory(problem.device) // 8), copies) if budget is None else budget
+        self._budget = _common_budget(problem, copies) if budget is None else budget
         self._light_budget = min(LIGHT_BUDGET, self._budget)
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Kept] = []
@@ -255,9 +254,9 @@ class HessianProducts:
         """What keeping the graph of a chunk takes: what autograd saves for every sample."""
         if self._bytes_per_sample is None:
             few = self.problem.few_samples(4)
-            with counting_saved_bytes(self.problem.known_storages()) as saved:
+            with self.problem.counting_saved() as saved:
                 self._graph(few, 1.0)
-            self._bytes_per_sample = saved.bytes / len(few)
+            self._bytes_per_sample = self.problem.shards.largest(saved.bytes / len(few))
         return int(samples * self._bytes_per_sample)
 
     def _graph(self, chunk: Batch, weight: float) -> tuple[_Kept, float, list[Tensor]]:
@@ -282,10 +281,17 @@ class HessianProducts:
 
     def forms(self, batch: Batch, vectors: Sequence[Mapping[str, Tensor]]) -> list[float]:
         """vᵀHv of one batch's mean for every vector on some parameters, in the problem's present precision."""
-        return [
+        found = [
             sum(float((vector[name].double() * image.double()).sum()) for name, image in images.items())
             for vector, images in zip(vectors, self.images(batch, vectors), strict=True)
         ]
+        return [self.problem.shards.total(form) for form in found]
+
+
+def _common_budget(problem: Problem, copies: int) -> int:
+    """What kept graphs may take, the same in every process that holds a part of the model."""
+    own = max(min(GRAPH_BUDGET, _memory(problem.device) // 8) // problem.shards.size, copies)
+    return -int(problem.shards.largest(-own))
 
 
 def _memory(device: torch.device) -> int:
@@ -299,7 +305,7 @@ def _memory(device: torch.device) -> int:
 
 def heavy_and_light(problem: Problem) -> tuple[Tensor, Tensor] | None:
     """The numbers of the heavy samples and of the others, where few hold nearly all of the mass, and all are in memory."""
-    if problem.ranks.size > 1 or problem.data.resident is None:
+    if not problem.alone or problem.data.resident is None:
         return None
     heavy = problem.survey.heaviest(LEFT_OF_HEAVY)
     if heavy is None or not 0 < float(heavy.double().mean()) <= MOST_IN_PART:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.lanczos import ORDINARY, Care, Eigenpair, End, Lanczos, length
-from spiritlevel.curvature.operators import Scaled
+from spiritlevel.curvature.operators import Divided, Scaled
+from spiritlevel.problem.ranks import Group
+from spiritlevel.problem.shards import WHOLE, Shards
 
 # The Krylov vectors of all processes that advance in step: beyond this they restart instead of growing, and where so
 # few vectors would not do, the processes take turns.
@@ -49,43 +51,67 @@ def scaled_eigenpairs(
     `warm` has for each of them the vectors (k, n) that a search at nearby weights ended with, or None.
     """
     warm = [None] * len(wanted) if warm is None else warm
+    group = products.problem.ranks
+    if not isinstance(group, Group):
+        return _in_turns(products, wanted, start, tolerance, warm)
+    divided = Divided(products, group)
+    parts = [(_part_of(divided, scaling), end) for scaling, end in wanted]
+    warm = [None if vectors is None else divided.part(vectors.to(start)) for vectors in warm]
+    return [divided.whole(pair) for pair in _in_turns(divided, parts, divided.part(start), tolerance, warm)]
+
+
+def _part_of(divided: Divided, scaling: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return lambda: divided.part(scaling())
+
+
+def _in_turns(
+    products: HessianProducts | Divided,
+    wanted: Sequence[tuple[Callable[[], Tensor], End]],
+    start: Tensor,
+    tolerance: float,
+    warm: Sequence[Tensor | None],
+) -> list[Eigenpair]:
+    """The same for vectors as the products take them, as many searches at a time as fit into memory."""
     part = any(each is None for each in warm) and products.has_part()
     found: list[Eigenpair] = []
-    size = start.numel() * products.problem.parameters_like().element_size()
-    turns = _turns([size] * len(wanted))
+    shards = products.shards
+    size = int(shards.largest(start.numel() * products.problem.parameters_like().element_size()))
+    turns = _turns([size] * len(wanted), shards.size)
     for turn in turns:
         further = 3 if len(turns) == 1 else 0  # none where memory is short
         these, vectors = [wanted[index] for index in turn], [warm[index] for index in turn]
-        found += _scaled_in_step(products, these, start, tolerance, part, further, vectors)
+        most = _vectors(size * len(these), shards.size)
+        found += _scaled_in_step(products, these, start, tolerance, part, further, vectors, most)
     return found
 
 
 def _scaled_in_step(
-    products: HessianProducts,
+    products: HessianProducts | Divided,
     wanted: Sequence[tuple[Callable[[], Tensor], End]],
     start: Tensor,
     tolerance: float,
     part: bool,
     further: int,
     warm: Sequence[Tensor | None],
+    most_vectors: int,
 ) -> list[Eigenpair]:
     """The eigenpairs of one turn. Its bases are gone when it returns, before the next turn asks for its own."""
-    vectors = _vectors(start.numel() * products.problem.parameters_like().element_size() * len(wanted))
-    processes = []
+    processes, shards = [], products.shards
     for (scaling, end), before in zip(wanted, warm, strict=True):
         operator = Scaled(products, scale := scaling())
         first = start.to(scale) * (scale > 0)
-        heavy = products.heavy_first
+        heavy, moves = products.heavy_first, shards.any(bool(first.any()))
         care = _care(part, heavy, products.problem.small)
-        if before is not None and bool(first.any()):
-            first, care = _warmed(before.to(scale) * (scale > 0), first), WARM
-        elif part and bool(first.any()):
-            search = _on_heavy(first, end, tolerance) if heavy else _on_part(first, end)
+        if before is not None and moves:
+            first, care = _warmed(before.to(scale) * (scale > 0), first, shards), WARM
+        elif part and moves:
+            search = _on_heavy(first, end, shards, tolerance) if heavy else _on_part(first, end, shards)
             while not search.done:
                 search.advance(operator.on_part([search.request])[0])
-            first = _found(search, first) if heavy else _blended(search, first)
+            first = _found(search, first, shards) if heavy else _blended(search, first, shards)
             del search
-        processes.append((_process(first, end, tolerance, care, vectors, further), operator))
+        process = _process(first, end, tolerance, care, most_vectors, further, shards)
+        processes.append((process, operator))
         del first  # as large as the model
     while active := [(process, operator) for process, operator in processes if not process.done]:
         images = products([operator.moved([process.request])[0] for process, operator in active])
@@ -101,6 +127,7 @@ def block_eigenpairs(
     start: Mapping[str, Tensor],
     tolerance: float,
     warm: Mapping[str, Tensor] | None = None,
+    shards: Shards = WHOLE,
     *,
     small: bool,
     heavy: bool = False,
@@ -112,10 +139,12 @@ def block_eigenpairs(
     """
     found: dict[str, Eigenpair] = {}
     names = list(start)
-    sizes = [start[name].numel() * start[name].element_size() for name in names]
-    for turn in _turns(sizes):
+    sizes = [int(shards.largest(start[name].numel() * start[name].element_size())) for name in names]
+    for turn in _turns(sizes, shards.size):
         starts = {names[index]: start[names[index]] for index in turn}
-        found |= _blocks_in_step(products, part, shapes, starts, tolerance, warm or {}, small, heavy)
+        vectors = _vectors(sum(sizes[index] for index in turn), shards.size)
+        care = WARM if warm else _care(part is not None, heavy, small)
+        found |= _blocks_in_step(products, part, shapes, starts, tolerance, warm or {}, vectors, shards, care, heavy)
     return found
 
 
@@ -126,24 +155,24 @@ def _blocks_in_step(
     start: Mapping[str, Tensor],
     tolerance: float,
     known: Mapping[str, Tensor],
-    small: bool,
+    vectors: int,
+    shards: Shards,
+    care: Care,
     heavy: bool,
 ) -> dict[str, Eigenpair]:
     """The blocks of one turn, whose bases are gone when it returns."""
-    vectors = _vectors(sum(vector.numel() * vector.element_size() for vector in start.values()))
     firsts = dict(start)
-    care = WARM if known else _care(part is not None, heavy, small)
     if known:
-        firsts = {name: _warmed(known[name].to(vector), vector) for name, vector in start.items()}
+        firsts = {name: _warmed(known[name].to(vector), vector, shards) for name, vector in start.items()}
     elif part is not None:
         on_part = functools.partial(_on_heavy, tolerance=tolerance) if heavy else _on_part
-        warm = {name: on_part(vector, "largest") for name, vector in firsts.items()}
+        warm = {name: on_part(vector, "largest", shards) for name, vector in firsts.items()}
         _in_step(warm, part, shapes)
         ended = _found if heavy else _blended
-        firsts = {name: ended(process, start[name]) for name, process in warm.items()}
+        firsts = {name: ended(process, start[name], shards) for name, process in warm.items()}
         del warm
     processes = {
-        name: _process(vector, "largest", tolerance, care, vectors, further=0) for name, vector in firsts.items()
+        name: _process(vector, "largest", tolerance, care, vectors, 0, shards) for name, vector in firsts.items()
     }
     _in_step(processes, products, shapes)
     return {name: finished(process) for name, process in processes.items()}
@@ -156,22 +185,25 @@ def _care(part: bool, heavy: bool, small: bool) -> Care:
     return AFTER_HEAVY if heavy else AFTER_PART
 
 
-def _turns(sizes: Sequence[int]) -> list[list[int]]:
+def _turns(sizes: Sequence[int], processes: int = 1) -> list[list[int]]:
     """Which processes advance in step: as many at a time as keep the fewest vectors each within the budget."""
     turns: list[list[int]] = []
     spent = 0
     for index, size in enumerate(sizes):
         spent += FEWEST_VECTORS * size
-        if not turns or spent > BASIS_BUDGET:
+        if not turns or spent > BASIS_BUDGET // processes:
             turns.append([])
             spent = FEWEST_VECTORS * size
         turns[-1].append(index)
     return turns
 
 
-def _vectors(size: int) -> int:
-    """How many vectors each of the processes in step may keep, if all of theirs together take `size` bytes."""
-    return min(200, max(FEWEST_VECTORS, int(BASIS_BUDGET // max(1, size))))
+def _vectors(size: int, processes: int = 1) -> int:
+    """How many vectors each of the searches in step may keep, if one of each take `size` bytes together.
+
+    Where vectors are divided among several processes of the machine, so is the budget.
+    """
+    return min(200, max(FEWEST_VECTORS, int(BASIS_BUDGET // processes // max(1, size))))
 
 
 def _in_step(processes: Mapping[str, Lanczos], products: Products, shapes: Mapping[str, torch.Size]) -> None:
@@ -181,40 +213,45 @@ def _in_step(processes: Mapping[str, Lanczos], products: Products, shapes: Mappi
             process.advance(images[name].reshape(-1))
 
 
-def _process(start: Tensor, end: End, tolerance: float, care: Care, vectors: int, further: int) -> Lanczos:
-    return Lanczos(start, tolerance=tolerance, end=end, most_vectors=vectors, care=care, further=further)
+def _process(
+    start: Tensor, end: End, tolerance: float, care: Care, vectors: int, further: int, shards: Shards
+) -> Lanczos:
+    make = functools.partial(Lanczos, most_vectors=vectors, care=care, further=further, shards=shards)
+    return make(start, tolerance=tolerance, end=end)
 
 
-def _on_part(start: Tensor, end: End) -> Lanczos:
+def _on_part(start: Tensor, end: End, shards: Shards) -> Lanczos:
     """A search that never converges and ends after a fixed number of products."""
-    return Lanczos(start, tolerance=0, end=end, most_products=ON_PART, most_vectors=ON_PART + 2, further=0)
+    most = ON_PART + 2
+    return Lanczos(start, tolerance=0, end=end, most_products=ON_PART, most_vectors=most, further=0, shards=shards)
 
 
-def _on_heavy(start: Tensor, end: End, tolerance: float) -> Lanczos:
+def _on_heavy(start: Tensor, end: End, shards: Shards, tolerance: float) -> Lanczos:
     """A search on the part as thorough as one on all data."""
-    return Lanczos(start, tolerance=tolerance, end=end, most_products=ON_HEAVY, most_vectors=ON_HEAVY + 2, further=0)
+    make = functools.partial(Lanczos, most_products=ON_HEAVY, most_vectors=ON_HEAVY + 2, further=0, shards=shards)
+    return make(start, tolerance=tolerance, end=end)
 
 
-def _found(search: Lanczos, start: Tensor) -> Tensor:
+def _found(search: Lanczos, start: Tensor, shards: Shards) -> Tensor:
     """The eigenvector that a search has found, or where there is none what it started from."""
     vector = finished(search).vector
-    return vector if bool(vector.any()) else start
+    return vector if shards.any(bool(vector.any())) else start
 
 
-def _blended(search: Lanczos, start: Tensor) -> Tensor:
+def _blended(search: Lanczos, start: Tensor, shards: Shards) -> Tensor:
     """What a search on the part has found, with a little of the random vector it started from."""
-    if not bool(finished(search).vector.any()):
+    if not shards.any(bool(finished(search).vector.any())):
         return start
     blended = search.blend(POWER)
-    return blended.add(start, alpha=RANDOM * length(blended) / length(start))
+    return blended.add(start, alpha=RANDOM * length(blended, shards) / length(start, shards))
 
 
-def _warmed(vectors: Tensor, start: Tensor) -> Tensor:
+def _warmed(vectors: Tensor, start: Tensor, shards: Shards) -> Tensor:
     """What a search at nearby weights ended with, the first vector the strongest, with some of the random start."""
     strengths = 1 / torch.arange(1, len(vectors) + 1).to(vectors) ** WARM_POWER
     blended = strengths @ vectors
-    size = length(blended)
-    return blended.add(start, alpha=WARM_RANDOM * size / length(start)) if size > 0 else start
+    size = length(blended, shards)
+    return blended.add(start, alpha=WARM_RANDOM * size / length(start, shards)) if size > 0 else start
 
 
 def finished(process: Lanczos) -> Eigenpair:

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from spiritlevel.problem.shards import WHOLE, Shards
+
 End = Literal["largest", "smallest", "magnitude"]
 
 # A residual proves that an eigenvalue is near, not that it is the last one: a start almost orthogonal to the extreme
@@ -77,6 +79,7 @@ class Lanczos:
         most_vectors: Keep at most this many basis vectors; then restart from the best Ritz vectors.
         care: What must have happened before it stops.
         further: How many further Ritz vectors to return, each as large as the eigenvector.
+        shards: How vectors are divided among processes; `start` and all others are then parts of them.
     """
 
     def __init__(
@@ -89,26 +92,32 @@ class Lanczos:
         most_vectors: int = 200,
         care: Care = ORDINARY,
         further: int = 3,
+        shards: Shards = WHOLE,
     ) -> None:
         self.tolerance, self.end, self.most_products = tolerance, end, most_products
-        self.further = further
+        self.further, self._shards = further, shards
+        self._entries = round(shards.total(start.numel()))
         self._fewest, self._residual = min(care.fewest, most_products), care.residual
-        self._limit = max(6, min(most_vectors, start.numel() + 1))
+        self._limit = max(6, min(most_vectors, self._entries + 1))
         self._basis = start.new_zeros(min(16, self._limit), start.numel())
         self._matrix = torch.zeros(0, 0, dtype=torch.float64)  # VᵀAV
         self._size = 0
         self.products = 0
         self._coupling = 0.0
         self.result: Eigenpair | None = None
-        norm = length(start)
-        if start.numel() == 0 or not norm > 0:
+        if self._entries == 0 or not length(start, shards) > 0:
             self._finish_zero(start)
             return
-        self.request = unit(start)
+        self.request = unit(start, shards)
 
     @property
     def done(self) -> bool:
         return self.result is not None
+
+    def _decomposed(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues and vectors of VᵀAV, the same in every process that holds a part of V."""
+        values, vectors = torch.linalg.eigh(self._matrix)
+        return self._shards.agreed(values), self._shards.agreed(vectors)
 
     def ritz_values(self) -> Tensor:
         """All Ritz values of the present basis, ascending: the k-th largest is a lower bound of the k-th eigenvalue."""
@@ -120,7 +129,7 @@ class Lanczos:
 
         Before the first restart the squares are the weights of Gauss quadrature for the start's spectral measure.
         """
-        values, vectors = torch.linalg.eigh(self._matrix)
+        values, vectors = self._decomposed()
         return values, vectors[0].square(), vectors[-1].abs() * self._coupling
 
     def blend(self, power: int) -> Tensor:
@@ -128,7 +137,7 @@ class Lanczos:
 
         There the order of near eigenvalues may be another, and an eigenvector that is missing from a start comes up late.
         """
-        values, vectors = torch.linalg.eigh(self._matrix)
+        values, vectors = self._decomposed()
         if self.end == "magnitude":
             near = values.abs()
         else:
@@ -140,7 +149,7 @@ class Lanczos:
 
     def advance(self, product: Tensor) -> None:
         """Take A times `request`; afterwards either `done` or a new `request`."""
-        if not bool(torch.isfinite(product).all()):
+        if self._shards.any(not bool(torch.isfinite(product).all())):
             raise FloatingPointError("a curvature product contains NaN or infinity")
         self._append(self.request)
         self.products += 1
@@ -149,22 +158,22 @@ class Lanczos:
         remainder = product
         column = torch.zeros(size, dtype=torch.float64)
         for _ in range(2):  # twice is enough (Kahan and Parlett)
-            overlap = basis @ remainder
+            overlap = self._shards.totals(basis @ remainder)
             remainder = remainder - basis.mT @ overlap
             column += overlap.double().cpu()
         self._extend(column)
-        beta = length(remainder)
-        values, vectors = torch.linalg.eigh(self._matrix)
+        beta = length(remainder, self._shards)
+        values, vectors = self._decomposed()
         scale = float(values.abs().max())
         rounding = 16 * torch.finfo(product.dtype).eps * scale
-        exhausted = beta <= rounding or size >= product.numel()
+        exhausted = beta <= rounding or size >= self._entries
         self._coupling = 0.0 if exhausted else beta
         self._judge(values, vectors, self._coupling, rounding, exhausted)
         if self.done:
             return
         if size + 1 >= self._limit:
             self._restart(values, vectors)
-        self.request = unit(remainder)
+        self.request = unit(remainder, self._shards)
 
     def _append(self, vector: Tensor) -> None:
         if self._size == len(self._basis):
@@ -197,7 +206,7 @@ class Lanczos:
         error = bound + rounding
         self.result = Eigenpair(
             value=value,
-            vector=unit(ritz[0]),
+            vector=unit(ritz[0], self._shards),
             others=ritz[1:].clone(),  # a view would keep the whole of `ritz`
             error=error,
             residual=residual,
@@ -244,11 +253,15 @@ class Lanczos:
         self.result = Eigenpair(0.0, torch.zeros_like(start), start.new_zeros(0, start.numel()), 0.0, 0.0, True, 0)
 
 
-def length(vector: Tensor) -> float:
+def length(vector: Tensor, shards: Shards = WHOLE) -> float:
     """‖v‖ with its squares in double precision: in single precision they overflow from 1e19 on, and vanish below 1e-19.
 
     Beyond the range of those, the vector is brought to size first.
     """
+    return shards.norm(_own_length(vector))
+
+
+def _own_length(vector: Tensor) -> float:
     found = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
     if 1e-140 < found < math.inf or not vector.numel():
         return found
@@ -256,11 +269,11 @@ def length(vector: Tensor) -> float:
     return float(largest * torch.linalg.vector_norm(vector.double() / largest)) if 0 < largest < math.inf else found
 
 
-def unit(vector: Tensor) -> Tensor:
+def unit(vector: Tensor, shards: Shards = WHOLE) -> Tensor:
     """v/‖v‖, divided twice: the norm of a vector in single precision need not be a single precision number."""
-    largest = vector.abs().max()
+    largest = shards.largest(float(vector.abs().max()) if vector.numel() else 0.0)
     scaled = vector / largest
-    return scaled / length(scaled)
+    return scaled / length(scaled, shards)
 
 
 def eigenpair(

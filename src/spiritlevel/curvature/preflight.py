@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spiritlevel.curvature.ways import Method, Ways, distance
+from spiritlevel.curvature.ways import Method, Ways
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.checks import refuse_nonfinite_loss
@@ -76,8 +76,8 @@ def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> C
         direction = [step * (part != 0) for step, part in zip(direction, gradient, strict=True)]
         expected = ways.by_difference(point, batch, direction, stretch)
         # What rounding can leave in a difference of gradients where the true product is zero.
-        relative = distance(direction) / max(distance(list(point.values())), 1e-30)
-        noise = torch.finfo(dtype).eps ** 0.5 * distance(gradient) * relative
+        relative = ways.distance(direction) / max(ways.distance(list(point.values())), 1e-30)
+        noise = torch.finfo(dtype).eps ** 0.5 * ways.distance(gradient) * relative
         for method, product in products.items():
             try:
                 found = product(point, batch, direction)
@@ -85,7 +85,7 @@ def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> C
                 told = str(error).splitlines() or [type(error).__name__]
                 failures.append(_Failure(method, told[0]))
                 continue
-            if _agree(found, expected, tolerance, noise):
+            if _agree(ways, found, expected, tolerance, noise):
                 told_of = () if method == "kept graph" else (f"curvature products by {method}: {failures[0]}",)
                 return Chosen(method, told_of)
             failures.append(_Failure(method))
@@ -94,14 +94,14 @@ def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> C
     return failures
 
 
-def _agree(found: list[Tensor], expected: list[Tensor], tolerance: float, noise: float) -> bool:
+def _agree(ways: Ways, found: list[Tensor], expected: list[Tensor], tolerance: float, noise: float) -> bool:
     """Whether two products agree as a whole, and roughly in every tensor: what one operation lacks may be small in the sum."""
-    size = distance(expected)
-    if not distance(found, expected) <= tolerance * size + noise:
+    size = ways.distance(expected)
+    if not ways.distance(found, expected) <= tolerance * size + noise:
         return False
     floor = noise + 1e-2 * tolerance * size
     return all(
-        distance([mine], [other]) <= 20 * tolerance * distance([other]) + floor
+        ways.distance([mine], [other]) <= 20 * tolerance * ways.distance([other]) + floor
         for mine, other in zip(found, expected, strict=True)
     )
 
@@ -156,16 +156,21 @@ def _asymmetry(ways: Ways, batch: Batch, generator: torch.Generator, stretch: fl
     point, first = _trial(ways.problem, generator, ways.problem.dtype)
     second = _trial(ways.problem, generator, ways.problem.dtype)[1]
     gradient = ways.gradient(point, batch)
-    looked_at = sorted(range(len(first)), key=lambda i: -distance([gradient[i] * first[i]]))[:MOST_PAIRED]
+    looked_at = sorted(range(len(first)), key=lambda i: -ways.distance([gradient[i] * first[i]]))[:MOST_PAIRED]
     images = [[_moved_alone(ways, point, batch, way, i, stretch) for i in looked_at] for way in (first, second)]
-    noise = torch.finfo(ways.problem.dtype).eps ** 0.5 * distance(gradient)
-    largest = 0.0
+    noise = torch.finfo(ways.problem.dtype).eps ** 0.5 * ways.distance(gradient)
+    largest, shards = 0.0, ways.problem.shards
     for a, i in enumerate(looked_at):
         for b, j in enumerate(looked_at):
             shares = first[i] * images[1][b][i], second[j] * images[0][a][j]
-            size = max(distance([share]) for share in shares)
-            rounding = noise * distance([first[i]]) * distance([second[j]]) / max(distance(list(point.values())), 1e-30)
-            difference = abs(float(shares[0].double().sum() - shares[1].double().sum())) - rounding
+            size = max(ways.distance([share]) for share in shares)
+            rounding = (
+                noise
+                * ways.distance([first[i]])
+                * ways.distance([second[j]])
+                / max(ways.distance(list(point.values())), 1e-30)
+            )
+            difference = abs(shards.total(float(shares[0].double().sum() - shares[1].double().sum()))) - rounding
             largest = max(largest, difference / size if difference > 0 else 0.0)
     return largest
 
@@ -186,8 +191,8 @@ def _disagreement(ways: Ways) -> float:
         direction = _trial(problem, generator, problem.dtype)[1]
         own = ways.by_difference(problem.parameters, batch, direction)
         for other in _shorter_steps(ways, batch, direction):
-            size = max(distance(own), distance(other))
-            largest = max(largest, distance(own, other) / size if size > 0 else 0.0)
+            size = max(ways.distance(own), ways.distance(other))
+            largest = max(largest, ways.distance(own, other) / size if size > 0 else 0.0)
     if not largest <= 0.1:
         raise SpiritLevelError(
             "curvature can only be had here from differences of gradients, because the network has no second derivative in "

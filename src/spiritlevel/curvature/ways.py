@@ -100,14 +100,32 @@ class Ways:
     ) -> list[Tensor]:
         """(∇L(θ+hv) − ∇L(θ−hv)) / 2h with h at the cube root of the precision, relative to θ and v."""
         values = [parameters[name] for name in self.flat.names]
-        if distance(parts) == 0:
+        if self.distance(parts) == 0:
             return [torch.zeros_like(part) for part in parts]
-        step = torch.finfo(values[0].dtype).eps ** (1 / 3) * _reach(values, parts) * 0.1 * stretch
+        step = torch.finfo(values[0].dtype).eps ** (1 / 3) * self._reach(values, parts) * 0.1 * stretch
         sides = []
         for sign in (1, -1):
             moved = [value + sign * step * part for value, part in zip(values, parts, strict=True)]
             sides.append(self.gradient(dict(zip(self.flat.names, moved, strict=True)), chunk))
         return [(plus - minus) / (2 * step) for plus, minus in zip(*sides, strict=True)]
+
+    def distance(self, first: list[Tensor], second: list[Tensor] | None = None) -> float:
+        """The length of a vector over the parameters, or of the difference of two."""
+        return self.problem.shards.norm(distance(first, second))
+
+    def _reach(self, values: list[Tensor], parts: list[Tensor]) -> float:
+        """How many times a direction goes into the parameters: into the matrix that it moves the most, for its size.
+
+        Rescaled networks have matrices of very different sizes, and a step that suits the largest leaves the others far behind.
+        """
+        matrices = [self.problem.is_matrix(name) for name in self.flat.names]
+        sizes = [
+            (self.distance([value]), self.distance([part]))
+            for value, part, matrix in zip(values, parts, matrices, strict=True)
+            if matrix
+        ]
+        reaches = [size / moved for size, moved in sizes if size > 0 and moved > 0]
+        return min(reaches, default=max(self.distance(values), 1e-30) / self.distance(parts))
 
 
 def _refuse_dead_ends(gradient: list[Tensor]) -> None:
@@ -126,18 +144,6 @@ def _refuse_dead_ends(gradient: list[Tensor]) -> None:
         if node.name() == "torch::autograd::Error":
             raise RuntimeError("an operation of the network is marked as differentiable only once")
         waiting.extend(following for following, _ in node.next_functions)
-
-
-def _reach(values: list[Tensor], parts: list[Tensor]) -> float:
-    """How many times a direction goes into the parameters: into the matrix that it moves the most, for its size.
-
-    Rescaled networks have matrices of very different sizes, and a step that suits the largest leaves the others far behind.
-    """
-    sizes = [
-        (distance([value]), distance([part])) for value, part in zip(values, parts, strict=True) if value.dim() > 1
-    ]
-    reaches = [size / moved for size, moved in sizes if size > 0 and moved > 0]
-    return min(reaches, default=max(distance(values), 1e-30) / distance(parts))
 
 
 def edges_of(gradient: list[Tensor]) -> Edges:

@@ -53,6 +53,7 @@ MEASURES = (
         frozenset({"layer", "neuron"}),
         _compute,
         _needs,
+        in_shards=True,
     ),
     Measure(
         "fisher_rao_full",

@@ -28,7 +28,9 @@ def _kappa(collect: Collect) -> Callable[[Measure, Evidence], Value]:
         pairs = evidence.layer_eigenpairs
         if not pairs:
             return unavailable(measure, NO_LAYERS)
-        size = {name: float(evidence.problem.parameters[name].double().square().sum()) for name in pairs}
+        problem = evidence.problem
+        squares = {name: float(problem.parameters[name].double().square().sum()) for name in pairs}
+        size = {name: problem.shards.total(square) for name, square in squares.items()}
         layers = {name: size[name] * pair.value for name, pair in pairs.items()}
         errors = {name: size[name] * pair.error for name, pair in pairs.items()}
         return Value(
@@ -82,7 +84,7 @@ def _measure(
     functions: tuple[Callable[[Measure, Evidence], Value], Callable[[Measure], Needs]],
 ) -> Measure:
     compute, needs = functions
-    return Measure(name, "petzka2019", summary, formula, frozenset(claims), compute, needs)
+    return Measure(name, "petzka2019", summary, formula, frozenset(claims), compute, needs, in_shards=True)
 
 
 _LAYER, _NEURON = {"layer"}, {"layer", "neuron"}

@@ -14,7 +14,7 @@ from spiritlevel.curvature.power import power_method
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.needs import Needs, Operator
-from spiritlevel.measuring.readings import eigenvalue, from_eigenpair
+from spiritlevel.measuring.readings import eigenvalue, from_eigenpair, unavailable
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.sharpness import largest_rise
 from spiritlevel.measuring.value import Value
@@ -28,6 +28,8 @@ def _spectral_norm(measure: Measure, evidence: Evidence) -> Value:
     if measure.options["method"] == "lanczos":
         pair = evidence.eigenpairs[RIEMANNIAN]
         return eigenvalue(measure, evidence, RIEMANNIAN, pair, pair.value)
+    if evidence.problem.shards.divided:
+        return unavailable(measure, 'the power method is not run on a model in shards: ask for method="lanczos"')
     scale = evidence.scaling(RIEMANNIAN.scaling)
     start = torch.randn(scale.shape, generator=evidence.generator("start"), dtype=torch.float64).to(scale)
     found = power_method(
@@ -70,6 +72,7 @@ MEASURES = (
         _spectral_norm,
         _spectral_needs,
         options={"method": "lanczos", "most_products": 1000},
+        in_shards=True,
     ),
     Measure(
         "riemannian_nodewise_spectral_norm",
@@ -79,6 +82,7 @@ MEASURES = (
         frozenset({"layer", "neuron"}),
         _nodewise_compute,
         _nodewise_needs,
+        in_shards=True,
     ),
     Measure(
         "riemannian_sharpness",

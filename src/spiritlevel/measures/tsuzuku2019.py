@@ -162,6 +162,7 @@ MEASURES = (
         frozenset({"layer"}),
         _matrix_compute,
         _matrix_needs,
+        in_shards=True,
     ),
     Measure(
         "normalized_sharpness",
@@ -171,5 +172,6 @@ MEASURES = (
         frozenset({"layer", "neuron"}),
         _compute,
         _needs,
+        in_shards=True,
     ),
 )

@@ -38,7 +38,7 @@ from spiritlevel.curvature.ways import remainder_objective
 from spiritlevel.curvature.whitening import layer_metrics
 from spiritlevel.measuring.needs import Needs, Operator
 from spiritlevel.measuring.starts import Starts
-from spiritlevel.measuring.statistics import Arrays, InDouble, Sources, Statistics, combined, plus, sources_of
+from spiritlevel.measuring.statistics import Arrays, InDouble, Sources, Statistics, Whole, combined, plus, sources_of
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
 
@@ -80,6 +80,10 @@ class Evidence:
         """A stream of random numbers of its own for every purpose, so that no result depends on what else was asked."""
         digest = hashlib.blake2b(f"{self._seed} {purpose}".encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+    def own_generator(self, purpose: str) -> torch.Generator:
+        """The same for vectors over the parameters, which several processes may hold in parts."""
+        return self.problem.shards.own(self.generator(purpose))
 
     @property
     def anatomy(self) -> Anatomy:
@@ -161,16 +165,18 @@ class Evidence:
         arrays = combined(kinds, self.sources, swept, self.estimates, groups)
         if FISHER in kinds and self.sees_samples:
             arrays[FISHER] |= self._slow_fisher()
-        weights = self._weights
+        parameters, shards = self.problem.parameters, self.problem.shards
         for kind in kinds & {DIAGONAL, FISHER}:
-            for name in weights:  # a parameter the outputs never feel has a block of zeros
+            for name, value in parameters.items():  # a parameter the outputs never feel has a block of zeros
                 if name not in arrays[kind]:
-                    arrays[kind][name] = torch.zeros_like(weights[name])
+                    arrays[kind][name] = torch.zeros_like(value, dtype=torch.float64)
         if DIAGONAL in kinds:
-            arrays[TRACE] = {name: diagonal.sum() for name, diagonal in arrays[DIAGONAL].items()}
-        for name in weights:
+            sums = shards.totals(torch.stack([diagonal.sum() for diagonal in arrays[DIAGONAL].values()]))
+            arrays[TRACE] = dict(zip(arrays[DIAGONAL], sums.unbind(), strict=True))
+        for name in parameters:
             arrays[TRACE].setdefault(name, torch.zeros((), dtype=torch.float64))
-        return Statistics(self.anatomy.layers, weights, metrics=self.metrics, **arrays)
+        whole = {kind: Whole(each, shards) if kind in (DIAGONAL, FISHER) else each for kind, each in arrays.items()}
+        return Statistics(self.anatomy.layers, self._weights, metrics=self.metrics, **whole)
 
     def shifted(self, kinds: frozenset[str]) -> Iterator[Statistics]:
         """The same statistics with what rounding and kinks may have changed, one possible change after the other, and
@@ -216,7 +222,7 @@ class Evidence:
 
     @property
     def _weights(self) -> Arrays:
-        return InDouble(self.problem.parameters)
+        return Whole(InDouble(self.problem.parameters), self.problem.shards)
 
     @cached_property
     def sees_samples(self) -> bool:
@@ -285,13 +291,13 @@ class Evidence:
         for each in self.needs.operators:
             if each.scaling == name and each.diagonal is not None:
                 return each.diagonal(self.problem)
-        return scaling(self.problem.parameters, name)
+        return scaling(self.problem.parameters, name, self.problem.shards)
 
     @cached_property
     def eigenpairs(self) -> Mapping[Operator, Eigenpair]:
         """The extreme eigenpairs of all operators asked for."""
         wanted = [(functools.partial(self.scaling, each.scaling), each.end) for each in self.needs.operators]
-        start = torch.randn(self.products.flat.size, generator=self.generator("start"), dtype=torch.float64)
+        start = torch.randn(self.products.flat.size, generator=self.own_generator("start"), dtype=torch.float64)
         start = start.to(self.problem.parameters_like())
         warm = [self.starts.of(each, start.numel()) for each in self.needs.operators]
         pairs = scaled_eigenpairs(self.products, wanted, start, self.tolerance, warm)
@@ -317,7 +323,7 @@ class Evidence:
         exact = [name for name in self.anatomy.layers if self.anatomy.exact(name) and few_columns]
         others = [name for name in self.anatomy.layers if name not in exact]
         shapes = {name: self.problem.parameters[name].shape for name in self.anatomy.layers}
-        generator, like = self.generator("layers"), self.problem.parameters_like()
+        generator, like = self.own_generator("layers"), self.problem.parameters_like()
         start = {
             name: torch.randn(shape.numel(), generator=generator, dtype=torch.float64).to(like)
             for name, shape in shapes.items()
@@ -339,7 +345,7 @@ class Evidence:
             starts, warm = {name: start[name] for name in others}, self._warm(others)
             self.products.expect_many()
             search = functools.partial(block_eigenpairs, self._block_products, None, shapes, starts)
-            pairs = search(self.tolerance, warm, small=self.problem.small)
+            pairs = search(self.tolerance, warm, self.problem.shards, small=self.problem.small)
             found |= self._widened(pairs, self._block_forms, self.products.order, self.products.relative_error)
         self.starts.keep(found.items())
         self.layer_products, self.layer_method = math.ceil(self.problem.work.products - before), " and ".join(made)
@@ -380,4 +386,5 @@ class Evidence:
 
     def dropped_blocks(self) -> tuple[str, ...]:
         """Parameter tensors of norm zero, which have no metric."""
-        return tuple(name for name, value in self.problem.parameters.items() if not bool(value.any()))
+        moves = self.problem.shards.any
+        return tuple(name for name, value in self.problem.parameters.items() if not moves(bool(value.any())))

@@ -22,7 +22,7 @@ def compute_within_memory(measure: Measure, evidence: Evidence) -> Value:
             if not is_out_of_memory(error):
                 raise
             tried = problem.chunk_size
-            if problem.ranks.size > 1 or not evidence.shrink():
+            if not problem.alone or not evidence.shrink():
                 raise SpiritLevelError(_told(measure, evidence, tried)) from error
             note = f"out of memory in chunks of {first} samples, so smaller ones were used"
             if note not in problem.notes:
@@ -36,7 +36,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _told(measure: Measure, evidence: Evidence, chunk: int) -> str:
     problem = evidence.problem
-    count = sum(value.numel() for value in problem.parameters.values())
+    count = sum(map(problem.count, problem.parameters))
     size = count * problem.parameters_like().element_size() / 2**20
     remedy = (
         "a loss of the form (model, batch) decides the size of a batch itself: pass smaller batches"

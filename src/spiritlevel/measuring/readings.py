@@ -186,7 +186,8 @@ def eigenvalue(
     method: str = "Lanczos",
 ) -> Value:
     """An eigenvalue with its certificate; the maximiser is the eigenvector, in the parameters' own coordinates."""
-    direction = evidence.scaling(operator.scaling) * pair.vector
+    whole = not evidence.problem.shards.divided  # a direction that no process holds whole is no witness
+    direction = evidence.scaling(operator.scaling) * pair.vector if whole else None
     return Value(
         name=measure.name,
         value=value,
@@ -194,7 +195,7 @@ def eigenvalue(
         exact=False,
         converged=pair.converged,
         method=f"{method}, products by {evidence.products.method}",
-        witness=evidence.products.flat.to_dict(direction),
+        witness=None if direction is None else evidence.products.flat.to_dict(direction),
         details={"residual": pair.residual, "eigenvalue": pair.value, **(details or {})},
         notes=_dropped(evidence, operator),
         products=pair.products,

@@ -35,6 +35,7 @@ class Measure:
         costly: Left out of the default set.
         of_function: Whether the scale of the outputs moves it only through the loss, so that a loss which does not see that
             scale makes it blind to it.
+        in_shards: Whether it can be had of a model of which every process holds a part.
 
     >>> scaled = Measure(
     ...     "scaled_trace", "dinh2017", "the trace times a constant", "c · Tr H", frozenset(), options={"c": 1.0},
@@ -54,6 +55,7 @@ class Measure:
     options: Mapping[str, Any] = field(default_factory=dict)
     costly: bool = False
     of_function: bool = True
+    in_shards: bool = False
 
     def configured(self, **options: Any) -> Measure:
         """The same measure with other options; an option it does not have is refused."""

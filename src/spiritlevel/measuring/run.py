@@ -29,6 +29,7 @@ from spiritlevel.measuring.memory import compute_within_memory
 from spiritlevel.measuring.minimum import doubts
 from spiritlevel.measuring.needs import Needs
 from spiritlevel.measuring.progress import Reporter, expected_passes, reporting
+from spiritlevel.measuring.readings import unavailable
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.registry import resolve_measures
 from spiritlevel.measuring.report import Report
@@ -47,6 +48,10 @@ from spiritlevel.problem.replica import unwrapped
 resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
 
 
+IN_SHARDS = (
+    "it needs whole layers or vectors over all parameters in one process, and the model is in shards: load its full state "
+    "dict into the plain module, where that fits into one process"
+)
 # What is asked for by default: of eigenvalues and maxima, and of what random probes estimate.
 TOLERANCE, PROBE_TOLERANCE = 1e-3, 5e-2
 
@@ -118,7 +123,7 @@ def measure(
         starts,
     )
     with reporting(progress) as reporter, current_ranks(distributed).together():
-        data = read_data(unwrapped(model, []), data, fix_data=fix_data)
+        data = read_data(unwrapped(model, [], shards=True), data, fix_data=fix_data)
         if samples is None:
             return _in_range(functools.partial(_problem, model, data, plan, parameters), dtype, plan, reporter)
         return _on_a_subset(model, data, samples, parameters, dtype, plan, reporter)
@@ -157,7 +162,9 @@ def _problem(
     dtype: torch.dtype | None,
 ) -> Problem:
     """The problem in this precision; where none is asked for in the model's own, or in double where that costs nothing."""
-    build = functools.partial(Problem, model, plan.loss, data, parameters=parameters, distributed=plan.distributed)
+    build = functools.partial(
+        Problem, model, plan.loss, data, parameters=parameters, distributed=plan.distributed, shards=True
+    )
     if dtype is None and _affords_double(model, data):
         # Some networks insist on their own precision. What is wrong in both is told of their own, below.
         with contextlib.suppress(RuntimeError, TypeError, SpiritLevelError):
@@ -174,7 +181,7 @@ def _affords_double(model: nn.Module, data: Data) -> bool:
     inputs = [leaf for leaf in tree_leaves(data.first.inputs) if isinstance(leaf, torch.Tensor)]
     if any(is_lazy(each) or each.dtype == torch.float64 for each in (*parameters, *inputs)):
         return False  # or else what does not fit together is for others to refuse
-    return is_small(parameters, data.samples)
+    return is_small(sum(each.numel() for each in parameters), data.samples)
 
 
 def _in_range(
@@ -205,7 +212,8 @@ def _check_range(value: Value) -> None:
 def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
     """Every measure of the plan; after Ctrl-C those that were finished."""
     started, memory = time.perf_counter(), _peak_memory()
-    needs = functools.reduce(operator.or_, (each.needs(each) for each in plan.measures), Needs())
+    possible = [each for each in plan.measures if each.in_shards or not problem.shards.divided]
+    needs = functools.reduce(operator.or_, (each.needs(each) for each in possible), Needs())
     evidence = Evidence(
         problem,
         needs,
@@ -224,11 +232,12 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
             for each in plan.measures:
                 reporter.stage(each.name)
                 try:
-                    value = compute_within_memory(each, evidence)
+                    within_reach = each in possible
+                    value = compute_within_memory(each, evidence) if within_reach else unavailable(each, IN_SHARDS)
                     _check_range(value)
                     values[_free_label(each, values)] = _within(value, plan)
                 except KeyboardInterrupt:
-                    if not values or problem.ranks.size > 1:
+                    if not values or not problem.alone:
                         raise
                     missing = tuple(other.name for other in plan.measures[len(values) :])
                     break
@@ -311,7 +320,7 @@ def _described(evidence: Evidence, tolerance: float, seed: int) -> dict[str, Any
         "model": type(problem.model).__name__,
         "loss_function": problem.loss_function.name,
         "samples": problem.samples,
-        "parameters": sum(tensor.numel() for tensor in problem.parameters.values()),
+        "parameters": sum(map(problem.count, problem.parameters)),
         "dtype": str(problem.dtype).removeprefix("torch."),
         "device": str(problem.device),
         "layers": [] if anatomy is None else list(anatomy.layers),

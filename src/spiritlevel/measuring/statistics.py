@@ -12,6 +12,7 @@ from spiritlevel.curvature.estimate import Estimates, mean_of
 from spiritlevel.curvature.metrics import Metrics
 from spiritlevel.curvature.statistics import FISHER, STATISTICS, Sweep
 from spiritlevel.network.layers import Layer
+from spiritlevel.problem.shards import Shards
 
 Arrays = Mapping[str, Tensor]
 
@@ -58,6 +59,22 @@ class InDouble(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+class Whole(Mapping[str, Tensor]):
+    """Tensors of which several processes hold parts, each put together when it is read: all at once would be the model."""
+
+    def __init__(self, parts: Arrays, shards: Shards) -> None:
+        self._parts, self._shards = parts, shards
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._shards.whole(name, self._parts[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from spiritlevel.network.modes import Mode
 from spiritlevel.network.operations import COMPOSITE, CONVOLUTIONS, SYNONYMS, TRANSPOSED
 
 Function = Callable[..., Any]
+# The parameter whose numbers a tensor has in its memory, and its shape: for one that is gathered whenever it is used.
+Origin = Callable[[Tensor], tuple[str, torch.Size] | None]
 
 
 @dataclass(frozen=True)
@@ -102,16 +104,33 @@ class ParameterMode(Mode, ABC):
     `path` is the sequence of operations that ran: it tells a network that takes another branch for other samples.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], origin: Origin | None = None) -> None:
         super().__init__()
+        self._origin = origin
         self._names: dict[int, tuple[str, bool]] = {id(tensor): (name, False) for name, tensor in parameters.items()}
         self._alive: list[Any] = list(parameters.values())  # an id is only good while its tensor lives
         self.path: list[str] = []
 
     def name_of(self, tensor: Any) -> str | None:
         """The parameter this tensor is; None for activations, constants and transposes."""
-        name, flipped = self._names.get(id(tensor), (None, False))
+        name, flipped = self._named(tensor) or (None, False)
         return None if flipped else name
+
+    def _named(self, tensor: Any) -> tuple[str, bool] | None:
+        """The parameter that this tensor is, and whether it is the transpose of it.
+
+        A parameter in parts is another tensor at every use, which is not kept: it is told by its memory and its strides.
+        """
+        found = self._names.get(id(tensor))
+        if found is not None or self._origin is None or not isinstance(tensor, Tensor):
+            return found
+        held = self._origin(tensor)
+        if held is None:
+            return None
+        name, shape = held
+        if tensor.shape == shape and tensor.is_contiguous():
+            return name, False
+        return (name, True) if tensor.dim() == 2 and tensor.shape == shape[::-1] and tensor.mT.is_contiguous() else None
 
     def __torch_function__(
         self, function: Function, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -122,11 +141,12 @@ class ParameterMode(Mode, ABC):
         if name in COMPOSITE:
             with self:
                 return _opened(function)(*args, **kwargs)
-        if _transposes(name, args, kwargs) and id(args[0]) in self._names and args[0].dim() == 2:
+        known = self._named(args[0]) if _transposes(name, args, kwargs) else None
+        if known is not None and args[0].dim() == 2:
             result = function(*args, **kwargs)
-            parameter, flipped = self._names[id(args[0])]
-            self._alive.append(result)
-            self._names[id(result)] = (parameter, not flipped)
+            if self._origin is None:
+                self._alive.append(result)
+                self._names[id(result)] = (known[0], not known[1])
             return result
         linear = self._linear_map(name, function, args, kwargs)
         if linear is not None:
@@ -162,7 +182,7 @@ class ParameterMode(Mode, ABC):
         return None
 
     def _matrix(self, tensor: Any) -> tuple[str, bool] | None:
-        found = self._names.get(id(tensor))
+        found = self._named(tensor)
         return found if found is not None and tensor.dim() == 2 else None
 
     def _dense(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LinearMap | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from spiritlevel.network.layers import Function, Layer, LinearMap, ParameterMode, bound_arguments
+from spiritlevel.network.layers import Function, Layer, LinearMap, Origin, ParameterMode, bound_arguments
 from spiritlevel.network.operations import (
     BIASED,
     CONSTANT,
@@ -51,8 +51,8 @@ class Trace:
 class Tracer(ParameterMode):
     """Follows which parameters every tensor depends on, and which of them an operation bends."""
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__(parameters)
+    def __init__(self, parameters: Mapping[str, Tensor], origin: Origin | None = None) -> None:
+        super().__init__(parameters, origin)
         self.parameters = parameters
         self.trace = Trace()
         self._seen: set[str] = set()
@@ -64,7 +64,8 @@ class Tracer(ParameterMode):
         were used before it."""
         if not isinstance(tensor, Tensor):
             return frozenset()
-        found = self._depends.get(id(tensor))
+        held = None if self._origin is None else self._origin(tensor)
+        found = self._depends.get(id(tensor)) if held is None else frozenset(held[:1])
         if found is None and tensor.requires_grad and tensor.grad_fn is not None:
             found = frozenset(self._seen)
             self.bend(found, "an operation that cannot be looked into")
@@ -119,6 +120,8 @@ class Tracer(ParameterMode):
                 self.trace.calls.extend((name, tuple(leaf.shape)) for name in sorted(used))
 
     def _remember(self, tensor: Tensor, depends: frozenset[str]) -> None:
+        if self._origin is not None and self._origin(tensor) is not None:
+            return  # known by its memory, which is let go
         self._alive.append(tensor)
         self._depends[id(tensor)] = depends
 
@@ -127,7 +130,7 @@ class Tracer(ParameterMode):
         if name not in PRODUCTS | RECURRENT or name in ("mul", "prelu"):
             return
         for operand in operands:
-            found = self._names.get(id(operand))
+            found = self._named(operand)
             if found is not None and operand.dim() == 2:
                 self.trace.layers.setdefault(found[0], Layer(found[0]))
                 self.bend([found[0]], f"used by {name} in a way the exact sweep does not know")

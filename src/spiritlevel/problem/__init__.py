@@ -22,6 +22,12 @@ What the engine uses: chunks of the data with their weights in the mean, and the
 (64, torch.float32, ['weight'], 1)
 >>> problem.callers_parameters()["weight"] is model.weight  # `parameters` are copies
 True
+>>> problem.count("weight"), problem.is_matrix("weight"), problem.alone  # also where a process holds only a part of it
+(1, True, True)
+>>> with problem.counting_saved() as saved:
+...     value = problem.chunk_loss(problem.leaves(), first)
+>>> saved.bytes > 0  # what autograd keeps of a pass
+True
 
 A few samples to look at: the first ones, those whose losses slope the most, and some from everywhere.
 

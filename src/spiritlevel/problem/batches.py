@@ -63,7 +63,7 @@ class Batch:
         return replace(self, inputs=with_tensors(self.inputs, change), targets=targets)
 
     def __getitem__(self, index: slice | Tensor) -> Batch:
-        return self.map(lambda leaf: leaf[index])
+        return self.map(lambda leaf: leaf[index.to(leaf.device) if isinstance(index, Tensor) else index])
 
 
 class Data:

@@ -23,6 +23,7 @@ from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.loss_checks import check_loss, check_mean, check_scalar
 from spiritlevel.problem.replica import watching
+from spiritlevel.problem.shards import WHOLE, Shards
 
 # So many samples, spread over the data, and as many with other labels are looked at beside the first ones.
 SPREAD = 8
@@ -298,15 +299,16 @@ def check_kind(name: str, tensor: Tensor) -> None:
         raise SpiritLevelError(f"parameter {name!r} is not initialized: run the model once before measuring")
 
 
-def check_finite(name: str, tensor: Tensor, *, masks: bool = False) -> None:
+def check_finite(name: str, tensor: Tensor, shards: Shards = WHOLE, *, masks: bool = False) -> None:
     """Refuse NaN and infinity; with `masks` −∞ is allowed, which a causal mask adds to what it hides."""
     if not tensor.is_floating_point():
         return
     wrong = ~torch.isfinite(tensor)
     if masks:
         wrong &= tensor != -math.inf
-    if bool(wrong.any()):
-        raise SpiritLevelError(f"{name!r} contains NaN or infinity ({int(wrong.sum())} entries)")
+    count = round(shards.total(float(wrong.sum()))) if not masks else int(wrong.sum())  # buffers are whole everywhere
+    if count:
+        raise SpiritLevelError(f"{name!r} contains NaN or infinity ({count} entries)")
 
 
 def _leaves(outputs: Any) -> list[Any]:

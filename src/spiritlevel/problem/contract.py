@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from spiritlevel.problem.batches import Batch, Data
 from spiritlevel.problem.losses import Loss
+from spiritlevel.problem.shards import Shards
 
 Parameters = dict[str, Tensor]
 
@@ -30,6 +31,7 @@ class Checked(Protocol):
     notes: list[str]
     parameters: Parameters
     ranks: Any
+    shards: Shards
     work: Any
 
     def callers_parameters(self) -> Parameters: ...

@@ -60,6 +60,7 @@ Objective = Callable[[Mapping[str, Tensor]], Tensor]
 class _Trial:
     """A random point near the parameters, the gradient there, and a direction in every parameter tensor."""
 
+    problem: Checked
     objective: Objective
     precision: _Precision
     point: dict[str, Tensor]
@@ -80,6 +81,10 @@ class _Trial:
         }
         return replace(self, directions=drawn)
 
+    def felt(self) -> list[str]:
+        """The parameters with a gradient."""
+        return [name for name, part in self.gradient.items() if self.problem.shards.any(bool(part.any()))]
+
     def slope(self, names: Sequence[str]) -> float:
         return sum(self._share(name) for name in names)
 
@@ -87,7 +92,7 @@ class _Trial:
         return math.hypot(*map(self._share, names))
 
     def _share(self, name: str) -> float:
-        return float((self.gradient[name] * self.directions[name]).sum())
+        return self.problem.shards.total(float((self.gradient[name] * self.directions[name]).sum()))
 
     def disagreement(self, names: Sequence[str], *, alone: bool = False) -> tuple[float, float] | None:
         """Autograd's slope and the loss's, along the sum of these directions; None where some step lets them agree.
@@ -153,7 +158,7 @@ def _trial(problem: Checked, objective: Objective, precision: _Precision, genera
         for name, leaf in leaves.items()
     }
     directions = {name: _along(gradient[name], random(name)) for name in leaves}
-    return _Trial(objective, precision, point, gradient, directions)
+    return _Trial(problem, objective, precision, point, gradient, directions)
 
 
 def _along(gradient: Tensor, random: Tensor) -> Tensor:
@@ -195,7 +200,7 @@ def _checked(problem: Checked, objective: Objective, precision: _Precision) -> b
     trial = None
     for _ in range(TRIALS):
         trial = _trial(problem, objective, precision, generator)
-        felt = [name for name, part in trial.gradient.items() if bool(part.any())]
+        felt = trial.felt()
         unfelt = [name for name in trial.gradient if name not in felt]
         turns = [trial.turned(generator) for _ in range(2)]
         wrong = next(filter(None, (turn.disagreement(felt) for turn in turns)), None) if felt else None
@@ -243,7 +248,8 @@ def _refuse_wrong(trial: _Trial, together: tuple[float, float]) -> None:
 
 def _alone(trial: _Trial, *, felt: bool) -> dict[str, tuple[float, float]]:
     """The first parameter, of a hundred, that disagrees on its own; among those with a gradient or among those without."""
-    for name in [name for name, part in trial.gradient.items() if bool(part.any()) == felt][:100]:
+    feeling = trial.felt()
+    for name in [name for name in trial.gradient if (name in feeling) == felt][:100]:
         found = trial.disagreement([name], alone=felt)
         if found is not None:
             return {repr(name): found}

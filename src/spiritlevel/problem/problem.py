@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,13 @@ from spiritlevel.problem.derivatives import check_derivatives
 from spiritlevel.problem.labelled import recognized, settled
 from spiritlevel.problem.losses import Loss, in_double, logits_of, resolve_loss
 from spiritlevel.problem.quiet import undisturbed
-from spiritlevel.problem.ranks import current_ranks
-from spiritlevel.problem.replica import Slots, replica, unwrapped
+from spiritlevel.problem.ranks import Ranks, current_ranks
+from spiritlevel.problem.replica import Slots, stand_in, unwrapped
+from spiritlevel.problem.shards import SavedBytes
 from spiritlevel.problem.survey import Survey, survey
-from spiritlevel.problem.tensors import as_precision, collect, counting_saved_bytes
+from spiritlevel.problem.tensors import as_precision, collect
 from spiritlevel.problem.weighted import weighted_by
+from spiritlevel.problem.wrappers import in_shards, reshard, shards_of
 
 # Activations of one chunk: large enough to keep matrix products efficient, small enough for the caches.
 CHUNK_BYTES = 32 << 20
@@ -64,6 +66,7 @@ class Problem:
         fix_data: Keep the first pass over a loader that shuffles or augments, and use it for all.
         distributed: In an initialized torch.distributed group, read this process's part of the data only and sum over
             all processes; each of them must do the same.
+        shards: Take a model in parts over the processes of that group, too; then `parameters` are this process's parts.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> x, y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2, 1)
@@ -82,9 +85,10 @@ class Problem:
         dtype: torch.dtype | None = None,
         fix_data: bool = False,
         distributed: bool = False,
+        shards: bool = False,
     ) -> None:
         self.notes: list[str] = []
-        model = unwrapped(model, self.notes)
+        model = unwrapped(model, self.notes, shards=shards)
         self.work = Work()
         self.model = model
         self.data = read_data(model, data, fix_data=fix_data)
@@ -94,14 +98,18 @@ class Problem:
         if not self.loss_function.whole_batch:
             self.loss_function = in_double(self.loss_function)
         checks.check_arguments(model, parameters, dtype)
+        reshard(model)
+        self.shards = shards_of(model, distributed)
         with torch.inference_mode(False):  # tensors made inside it cannot record gradients
-            collected = collect(model, parameters, dtype)
+            collected = collect(model, parameters, dtype, self.shards)
         self.parameters, self.fixed, self._cast_inputs = collected.parameters, collected.fixed, collected.converted
         self.notes += collected.notes
-        self._run_in(replica(model) or model)
+        self._matrices = frozenset(name for name, value in model.named_parameters() if value.dim() > 1)
+        self._run_in(stand_in(model, self.shards, self.notes))
         reference = next(iter(self.parameters.values()))
         self.dtype, self.device = reference.dtype, reference.device
-        self.ranks = current_ranks(distributed)
+        # The processes that hold the parts of a model divide every chunk among themselves, none of the data.
+        self.ranks = Ranks() if self.shards.divided else current_ranks(distributed)
         self.buffers_change = self.inputs_change = self._derivatives_checked = False
         self.surveyed: Survey | None = None
         self.chunk_size = 1
@@ -120,7 +128,11 @@ class Problem:
         notes = list(self.notes)
         try:
             self._checked()
-        except checks.ReachesPastTheStandIn:
+        except checks.ReachesPastTheStandIn as past:
+            if in_shards(self.model):
+                raise SpiritLevelError(
+                    f"the network reads {str(past)!r} past its module, and the model is in shards"
+                ) from None
             self._run_in(self.model)
             self.notes[:] = notes
             try:
@@ -134,6 +146,7 @@ class Problem:
 
     def _checked(self) -> None:
         with self.undisturbed():
+            self.shards.check_same("the data", self.data.fingerprint())  # they are divided in every call from here on
             checks.check_model(self)
             self._settle_rewrites()
             self.chunk_size = self._choose_chunk_size()
@@ -180,14 +193,16 @@ class Problem:
             raise SpiritLevelError("this problem's loss calls the model itself; there are no outputs to look at")
         if self.inputs_change:
             batch = batch.map(Tensor.clone)
-        args, kwargs = _arguments(batch.inputs)
+        args, kwargs = _arguments(self.shards.rows(batch).inputs)
         with self._plain:
             outputs = self._slots.call(self._tensors(parameters), lambda: self.module(*args, **kwargs))
         outputs = normal(outputs) if isinstance(outputs, Tensor) else outputs
         of_outputs = self.loss_function.of_outputs
         if of_outputs is not None:
-            return of_outputs(outputs)
-        return outputs if self.loss_function.check is None else logits_of(outputs)
+            outputs = of_outputs(outputs)
+        elif self.loss_function.check is not None:
+            outputs = logits_of(outputs)
+        return self.shards.joined(outputs, len(batch))
 
     def chunk_outputs(self, parameters: Mapping[str, Tensor], batch: Batch) -> Any:
         """The outputs, or the loss where that calls the model itself: whatever runs the network once."""
@@ -218,7 +233,20 @@ class Problem:
     @property
     def small(self) -> bool:
         """Whether twice or ten times the arithmetic would hardly be noticed."""
-        return is_small(self.parameters.values(), self.samples)
+        return is_small(sum(map(self.count, self.parameters)), self.samples)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process takes part."""
+        return self.ranks.size == 1 and not self.shards.divided
+
+    def count(self, name: str) -> int:
+        """How many entries a parameter has, in all processes together."""
+        return self.shards.count(name, self.parameters[name])
+
+    def is_matrix(self, name: str) -> bool:
+        """Whether a parameter has rows and columns, which a part of one does not show."""
+        return name in self._matrices
 
     def parameters_like(self) -> Tensor:
         """A tensor of the measurement's precision and device, to convert others with `.to`."""
@@ -310,13 +338,24 @@ class Problem:
 
     def undisturbed(self) -> contextlib.AbstractContextManager[None]:
         """Eval mode inside; the caller's mode and random state back on the way out, whatever happens."""
-        return undisturbed(self.module)
+        if not self.shards.divided:
+            return undisturbed(self.module)
+        return self._undisturbed_in_shards()
 
-    def _tensors(self, parameters: Mapping[str, Tensor]) -> Parameters:
+    @contextlib.contextmanager
+    def _undisturbed_in_shards(self) -> Iterator[None]:
+        with undisturbed(self.module), self.shards.forgetting():
+            yield
+
+    def counting_saved(self) -> contextlib.AbstractContextManager[SavedBytes]:
+        """Count what autograd keeps inside, beyond the tensors of the model."""
+        return self.shards.counting(self.known_storages())
+
+    def _tensors(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Any]:
         fixed = self.fixed
         if self.buffers_change:
             fixed = {name: tensor.clone() for name, tensor in fixed.items()}
-        return {**fixed, **parameters}
+        return self.shards.placed({**fixed, **parameters})
 
     def _placed(self, batch: Batch) -> Batch:
         def place(leaf: Tensor) -> Tensor:
@@ -347,7 +386,7 @@ class Problem:
                 f"a loss of the form (model, batch) must return (mean loss, count), got {type(result).__name__}: return "
                 "for example `out.loss, len(batch['input_ids'])`"
             )
-        return result[0], float(result[1])
+        return self.shards.held(result[0]), float(result[1])
 
     def _count(self, batch: Batch) -> float:
         return float(self.loss_function.count(batch.targets))
@@ -374,10 +413,10 @@ class Problem:
         if self.whole:
             return self.data.samples
         batch = self.first_chunk()[:4]
-        with torch.enable_grad(), counting_saved_bytes(self.known_storages()) as saved:
+        with torch.enable_grad(), self.counting_saved() as saved:
             kept = self.chunk_loss(self.leaves(), batch)
         del kept
-        per_sample = max(1, saved.bytes // len(batch))
+        per_sample = int(self.shards.largest(max(1, saved.bytes // len(batch))))
         return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // per_sample))
 
     def known_storages(self) -> set[int]:
@@ -388,9 +427,9 @@ class Problem:
 # --- what the methods above lean on --------------------------------------------------------------------------------
 
 
-def is_small(parameters: Iterable[Tensor], samples: int) -> bool:
-    """Whether computing these parameters on so many samples costs next to nothing."""
-    return sum(each.numel() for each in parameters) * samples <= SMALL
+def is_small(parameters: int, samples: int) -> bool:
+    """Whether computing so many parameters on so many samples costs next to nothing."""
+    return parameters * samples <= SMALL
 
 
 def read_data(model: nn.Module, data: Any, *, fix_data: bool = False) -> Data:

@@ -112,6 +112,29 @@ class Group(Ranks):
         self._check()
         return _gather(entry, self.size)
 
+    def largest(self, number: float) -> float:
+        """The largest of what the processes say, NaN where one says that."""
+        self._check()
+        unknown = math.isnan(number)
+        told = torch.tensor(
+            [-math.inf if unknown else number, float(unknown)], dtype=torch.float64, device=self._device
+        )
+        with _explained():
+            dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        return math.nan if float(told[1]) else float(told[0])
+
+    def all_gather(self, whole: Tensor, part: Tensor) -> None:
+        """Fill `whole` with the parts of all processes, one after the other."""
+        self._check()
+        with _explained():
+            _collective("all_gather_single", "all_gather_into_tensor")(whole, part)
+
+    def reduce_scatter(self, part: Tensor, whole: Tensor) -> None:
+        """Fill `part` with this process's run of the sum over all processes."""
+        self._check()
+        with _explained():
+            _collective("reduce_scatter_single", "reduce_scatter_tensor")(part, whole)
+
     def _check(self, failure: str = "") -> None:
         """Learn whether any process has failed; every exchange begins with this, so all are at the same one."""
         failed = torch.tensor([float(bool(failure))], device=self._device)
@@ -148,6 +171,11 @@ def launched() -> Iterator[int]:
         yield dist.get_rank()
     finally:
         dist.destroy_process_group()
+
+
+def _collective(name: str, before: str) -> Any:
+    """A function of torch.distributed by its present name, or by the one it had before torch 2.13."""
+    return getattr(dist, name, None) or getattr(dist, before)
 
 
 def _reduce(tensor: Tensor) -> None:

@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.network.modes import Mode
+from spiritlevel.problem.shards import Shards, is_divided
+from spiritlevel.problem.wrappers import in_shards, plain, refuse_shards, refuse_wrapper
 
 # What a module looks up by name and may change while it runs: always tables of the stand-in's own.
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -32,9 +34,9 @@ ASK_NO_VALUES |= {"new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"
 FIRST_GIVES_VALUES = {"to", "type_as", "view_as", "reshape_as", "expand_as"}
 
 
-def unwrapped(model: Any, notes: list[str]) -> nn.Module:
+def unwrapped(model: Any, notes: list[str], *, shards: bool = False) -> nn.Module:
     """The module beneath torch.compile, a data-parallel wrapper or an exported program: second derivatives and
-    sums over processes pass through none of them."""
+    sums over processes pass through none of them. One in parts is refused unless `shards` says that it will do."""
     while True:
         if isinstance(model, torch.export.ExportedProgram):
             model, wrapper = model.module(), "the exported program"
@@ -43,6 +45,9 @@ def unwrapped(model: Any, notes: list[str]) -> nn.Module:
         elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model, wrapper = model.module, type(model).__name__
         elif isinstance(model, nn.Module):
+            refuse_wrapper(model)
+            if not shards:
+                refuse_shards(model)
             return model
         else:
             raise SpiritLevelError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -59,6 +64,21 @@ def replica(module: nn.Module) -> nn.Module | None:
         return None
     copied: nn.Module = _Copying(module).of(module)
     return copied
+
+
+def stand_in(model: nn.Module, shards: Shards, notes: list[str]) -> nn.Module:
+    """What the network is computed in: a copy of the structure, or the caller's own module where that has no copy."""
+    copied = replica(model)
+    if not in_shards(model):
+        return copied or model
+    if copied is None:
+        raise SpiritLevelError("a part of the model is compiled (torch.jit), so it cannot be measured in shards")
+    if shards.divided:
+        notes.append(
+            f"the model is in shards over {shards.size} processes: each weight is gathered for the moment it is used, and "
+            "curvature is known from products only"
+        )
+    return plain(copied)
 
 
 class _Copying:
@@ -158,9 +178,9 @@ class Slots:
         ]
         self._tables, self._keys, self._names = [list(column) for column in zip(*places, strict=True)] or [[], [], []]
 
-    def call(self, tensors: Mapping[str, Tensor], function: Callable[[], Any]) -> Any:
+    def call(self, tensors: Mapping[str, Any], function: Callable[[], Any]) -> Any:
         """function(), while every place holds the tensor of its name. All are filled, and emptied, in one step each."""
-        before = list(map(operator.getitem, self._tables, self._keys))
+        before = list(map(dict.__getitem__, self._tables, self._keys))
         held = [tensors.get(name, original) for name, original in zip(self._names, before, strict=True)]
         try:
             deque(map(operator.setitem, self._tables, self._keys, held), maxlen=0)
@@ -191,7 +211,8 @@ class Watch(Mode):
         super().__init__()
         self.read: set[str] = set()
         self._names = {id(tensor): name for name, tensor in tensors.items()}
-        self._places = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items() if tensor.numel()}
+        plain = {name: tensor for name, tensor in tensors.items() if tensor.numel() and not is_divided(tensor)}
+        self._places = {tensor.untyped_storage().data_ptr(): name for name, tensor in plain.items()}
 
     def __torch_function__(
         self, function: Callable[..., Any], kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -21,6 +21,7 @@ from spiritlevel.network.tracing import Tracer, traced
 from spiritlevel.problem.batches import Batch, join
 from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.factors import OrderedFactor
+from spiritlevel.problem.shards import Shards
 
 # How many samples are kept as the heaviest, and of those near a kink: a fiftieth of all, within these bounds.
 FEWEST_HEAVY, MOST_HEAVY = 48, 128
@@ -140,7 +141,9 @@ def survey(problem: Checked) -> Survey:
             total += weight * loss
             _add_gradient(gradient, problem, tracer, outputs, chunk, weight)
             heavy.add(chunk, masses)
-            near.add(chunk, masses, tracer.near)
+            near.add(
+                chunk, masses, problem.shards.joined(tracer.near, len(chunk)) if not problem.whole else tracer.near
+            )
             sizes.append(_column_sizes(problem, outputs, chunk) if None not in sizes else None)
             weighed.append(masses)
     problem.work.add(passes=1)
@@ -149,7 +152,7 @@ def survey(problem: Checked) -> Survey:
     known = [each for each in sizes if each is not None]
     together = torch.cat(known) if len(known) == len(sizes) else None
     of_all = None if together is None else torch.cat(weighed)
-    slope = _norms(gradient, problem.parameters)
+    slope = _norms(gradient, problem.parameters, problem.shards)
     return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered(), slope, together, of_all)
 
 
@@ -168,9 +171,9 @@ def _add_gradient(
             gradient[name].add_(part.detach(), alpha=weight)
 
 
-def _norms(gradient: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> tuple[float, float]:
-    sizes = {name: float(part.double().norm()) for name, part in gradient.items()}
-    own = {name: float(part.double().norm()) for name, part in parameters.items()}
+def _norms(gradient: Mapping[str, Tensor], parameters: Mapping[str, Tensor], shards: Shards) -> tuple[float, float]:
+    sizes = {name: shards.norm(float(part.double().norm())) for name, part in gradient.items()}
+    own = {name: shards.norm(float(part.double().norm())) for name, part in parameters.items()}
     return math.hypot(*sizes.values()), math.hypot(*(own[name] * size for name, size in sizes.items()))
 
 
@@ -200,8 +203,8 @@ class _Surveyor(Tracer):
     """A trace that also notices which samples have an activation within rounding of its kink."""
 
     def __init__(self, problem: Checked, batch: Batch) -> None:
-        super().__init__(problem.leaves())
-        self._samples = len(batch)
+        super().__init__(problem.leaves(), problem.shards.origin if problem.shards.divided else None)
+        self._samples = len(batch) if problem.whole else len(problem.shards.rows(batch))
         self._close = NEAR * torch.finfo(problem.dtype).eps if problem.dtype == torch.float32 else 0.0
         self.near = torch.zeros(self._samples, dtype=torch.bool, device=problem.device)
 

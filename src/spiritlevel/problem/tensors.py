@@ -1,10 +1,10 @@
-"""A model's tensors as a measurement uses them: which are free, in which precision, and what autograd keeps of others."""
+"""A model's tensors as a measurement uses them: which are free, and in which precision."""
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem import checks
 from spiritlevel.problem.batches import normal
 from spiritlevel.problem.contract import Parameters
+from spiritlevel.problem.shards import WHOLE, Shards
 
 # Matrices with entries of this size, or as small, are measured in double precision.
 EXTREME = 1e5
@@ -37,7 +38,9 @@ class Collected:
     notes: tuple[str, ...]
 
 
-def collect(model: nn.Module, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> Collected:
+def collect(
+    model: nn.Module, patterns: Sequence[str] | None, dtype: torch.dtype | None, shards: Shards = WHOLE
+) -> Collected:
     """The parameters that match `patterns`, all trainable ones where None, in `dtype` or the precision that fits."""
     named, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     chosen = _matching(named, patterns) if patterns is not None else set(named)
@@ -49,18 +52,21 @@ def collect(model: nn.Module, patterns: Sequence[str] | None, dtype: torch.dtype
     tensors = {**named, **buffers}
     for name, tensor in tensors.items():
         checks.check_kind(name, tensor)
-    precision, notes = _precision(tensors.values(), named.values(), dtype)
-    moved = {name: as_precision(tensor.detach(), precision) for name, tensor in tensors.items()}
+    parts = {name: shards.part(name, tensor.detach()) for name, tensor in tensors.items()}
+    sizes = (_size(shards, name, parts[name]) for name, tensor in named.items() if tensor.dim() > 1)
+    precision, notes = _precision(tensors.values(), sizes, dtype)
+    moved = {name: as_precision(parts.pop(name), precision) for name in tensors}
     for name, tensor in moved.items():
-        checks.check_finite(name, tensor, masks=name not in named)
-    free = {name: _own(moved[name], named[name]) for name in named if name in chosen and named[name].requires_grad}
+        checks.check_finite(name, tensor, shards, masks=name not in named)
+    callers = {name: None if shards.divided else tensor for name, tensor in named.items()}  # parts are copies
+    free = {name: _own(moved[name], callers[name]) for name in named if name in chosen and named[name].requires_grad}
     frozen = {name: normal(moved[name]) for name in named if name not in free}
     fixed = {**frozen, **{name: moved[name].clone() for name in buffers}}
     return Collected(free, fixed, dtype is not None or bool(notes), notes)
 
 
 def _precision(
-    tensors: Iterable[Tensor], parameters: Iterable[Tensor], asked: torch.dtype | None
+    tensors: Iterable[Tensor], sizes: Iterable[float], asked: torch.dtype | None
 ) -> tuple[torch.dtype, tuple[str, ...]]:
     """The precision asked for, or the widest the model uses, at least single, double where single would not do; and why."""
     precision, half = asked or torch.float32, []
@@ -71,7 +77,7 @@ def _precision(
             precision = torch.promote_types(precision, tensor.dtype)
     upcast = str(precision).removeprefix("torch.")
     notes = [f"parameters in {name} were upcast to {upcast} for measuring" for name in half]
-    extreme = _extreme_size(parameters) if asked is None and precision == torch.float32 else None
+    extreme = _extreme_size(sizes) if asked is None and precision == torch.float32 else None
     if extreme is not None:
         precision = torch.float64
         notes.append(
@@ -81,12 +87,17 @@ def _precision(
     return precision, tuple(dict.fromkeys(notes))
 
 
-def _extreme_size(tensors: Iterable[Tensor]) -> float | None:
+def _size(shards: Shards, name: str, part: Tensor) -> float:
+    """The root mean square of a parameter's entries."""
+    square = float(part.double().square().sum())
+    return math.sqrt(shards.total(square) / max(1, shards.count(name, part)))
+
+
+def _extreme_size(sizes: Iterable[float]) -> float | None:
     """The size of a matrix so large or small that squares of what it is multiplied with leave the range; None if none is.
 
     A network and its rescaled twin have the same outputs, but the twin's gradients may be 1e20 or 1e-20.
     """
-    sizes = (float(tensor.detach().double().square().mean().sqrt()) for tensor in tensors if tensor.dim() > 1)
     return next((size for size in sizes if size > 0 and not 1 / EXTREME < size < EXTREME), None)
 
 
@@ -100,34 +111,11 @@ def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
     return chosen
 
 
-def _own(tensor: Tensor, callers: Tensor) -> Tensor:
-    """A copy, unless the change of precision has made one."""
-    return tensor if tensor.dtype != callers.dtype else tensor.clone()
+def _own(tensor: Tensor, callers: Tensor | None) -> Tensor:
+    """A copy, unless the change of precision has made one, or it is none of the caller's."""
+    return tensor if callers is None or tensor.dtype != callers.dtype else tensor.clone()
 
 
 def as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
     """The tensor in this precision if it holds real numbers, else as it is."""
     return tensor.to(precision) if tensor.is_floating_point() else tensor
-
-
-@dataclass
-class SavedBytes:
-    """How much autograd keeps for the backward pass."""
-
-    bytes: int = 0
-
-
-@contextlib.contextmanager
-def counting_saved_bytes(known: set[int]) -> Iterator[SavedBytes]:
-    """Count the distinct storages that autograd saves inside, other than those in `known`."""
-    seen, saved = set(known), SavedBytes()
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            saved.bytes += min(storage.nbytes(), tensor.numel() * tensor.element_size())
-        return tensor.detach()  # a node that held its own result would never be freed
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield saved

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import TracingError
+from spiritlevel.problem.wrappers import refuse_shards
 from spiritlevel.symmetry import rules_elementwise, rules_linear
 from spiritlevel.symmetry.group import TensorScale
 from spiritlevel.symmetry.quiet import as_call, untouched
@@ -41,6 +42,7 @@ def find_symmetries(model: nn.Module, example_input: Any) -> Symmetries:
     3
     """
     args, kwargs = as_call(example_input)
+    refuse_shards(model)
     _refuse_shared_memory(model)
     with untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,0 +1,98 @@
+"""The default set on a device that is not the CPU: a backend in Python that computes on the CPU and refuses to mix.
+
+`python device_worker.py FILE` writes the values on the CPU, those on the device, and every wrong mixture to FILE.
+"""
+
+import json
+import sys
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+import spiritlevel as sl
+
+_setup_privateuseone_for_python_backend("elsewhere")
+PLACE = torch.device("elsewhere", 0)
+# Operations that move tensors between devices, as they may.
+MOVES = {"aten::_to_copy", "aten::copy_", "aten::_copy_from"}
+mixed: list[str] = []
+counted: list[str] = []
+
+
+class There(torch.Tensor):
+    """A tensor of the device, with its numbers in one of the CPU."""
+
+    @staticmethod
+    def __new__(cls, numbers):
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, numbers.size(), numbers.stride(), numbers.storage_offset(), dtype=numbers.dtype, device=PLACE
+        )
+        made.numbers = numbers
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def untyped_storage(self):
+        return self.numbers.untyped_storage()
+
+    def tolist(self):
+        return self.numbers.tolist()
+
+    def data_ptr(self):
+        return self.numbers.data_ptr()
+
+    @classmethod
+    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
+        return computed(function, *args, **(kwargs or {}))
+
+
+def _is_stranger(leaf):
+    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, There) and leaf.dim() > 0
+
+
+def computed(function, *args, **kwargs):
+    """An operation on the device: what is not on it must be a number."""
+    counted.append(function._schema.name)
+    device = kwargs.get("device")
+    here = device is not None and torch.device(device).type == "cpu"
+    strangers = (
+        [] if function._schema.name in MOVES else [leaf for leaf in tree_leaves((args, kwargs)) if _is_stranger(leaf)]
+    )
+    mixed.extend(f"{function._schema.name} of a tensor of shape {tuple(leaf.shape)} on the CPU" for leaf in strangers)
+    inside = tree_map(lambda leaf: leaf.numbers if isinstance(leaf, There) else leaf, (args, kwargs))
+    if device is not None:
+        inside[1]["device"] = torch.device("cpu")
+    found = function(*inside[0], **inside[1])
+    if here:
+        return found
+    first = args[0] if args else None
+    if isinstance(first, There) and found is first.numbers:  # in place
+        return first
+    if not isinstance(first, There) and isinstance(first, torch.Tensor) and found is first:  # a copy from the device
+        return first
+    return tree_map(lambda leaf: There(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
+
+
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda function, *args, **kwargs: computed(function, *args, **kwargs), "PrivateUse1")
+
+
+def measured(device: torch.device) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    x, y = torch.randn(9, 4), torch.randint(0, 3, (9,))
+    if device.type != "cpu":
+        for part in model.modules():
+            for name, parameter in list(part._parameters.items()):
+                part._parameters[name] = nn.Parameter(There(parameter.detach()))
+    report = sl.measure(model, (x, y))
+    return {name: value.value for name, value in report.values.items()} | {"loss": report.loss}
+
+
+if __name__ == "__main__":
+    result = {"here": measured(torch.device("cpu")), "there": measured(PLACE)}
+    result |= {"mixed": sorted(set(mixed)), "operations": len(counted)}
+    with open(sys.argv[1], "w", encoding="utf-8") as stream:
+        json.dump(result, stream)

@@ -1,0 +1,33 @@
+"""No tensor is made on the wrong device: the default set on a device that is not the CPU, without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("device_worker.py")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory) -> dict:
+    """What a process saw in which the device is registered; there is no way back from that."""
+    place = tmp_path_factory.mktemp("device") / "seen.json"
+    subprocess.run(
+        [sys.executable, str(WORKER), str(place)], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=300
+    )
+    return json.loads(place.read_text())
+
+
+@pytest.mark.slow
+def test_every_operation_has_its_tensors_on_one_device(seen) -> None:
+    assert seen["mixed"] == []
+    assert seen["operations"] > 1000
+
+
+@pytest.mark.slow
+def test_the_device_has_the_same_draws_and_values(seen) -> None:
+    assert len(seen["here"]) > 10
+    assert seen["there"] == pytest.approx(seen["here"], rel=1e-9)
