@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import spiritlevel as sl
 from spiritlevel.problem.problem import Problem
@@ -82,6 +83,28 @@ def tensors() -> dict[str, object]:
     }
 
 
+class Recurrent(nn.Module):
+    """Keeps its weights in a list beside its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(x.unsqueeze(1))[0][:, -1])
+
+
+def recurrent() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    _, data = subject()
+    return Recurrent().double(), data
+
+
+def listed() -> dict[str, object]:
+    model, data = recurrent()
+    fully_shard(model)
+    return {"recurrent": numbers(sl.measure(model, data, measures=NAMES[1:2]))}
+
+
 def refused(call: object) -> str:
     try:
         call()  # type: ignore[operator]
@@ -103,12 +126,16 @@ def refusals() -> dict[str, str]:
     with torch.no_grad():
         with_nan[2].bias[2] = float("nan")  # an entry that process 1 holds
     fully_shard(with_nan)
+    parallel, _ = subject()
+    ways = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(parallel, init_device_mesh("cpu", (dist.get_world_size(),)), ways)
     return {
         "alone": refused(lambda: sl.measure(model, (x, y), measures=names, distributed=False)),
         "audit": refused(lambda: sl.audit(model, (x, y), measures=names)),
         "spectrum": refused(lambda: sl.spectrum(model, (x, y))),
         "data": refused(lambda: sl.measure(model, (x[part], y[part]), measures=names)),
         "flat": refused(lambda: sl.measure(flat, (x, y), measures=names)),
+        "parallel": refused(lambda: sl.measure(parallel, (x, y), measures=names)),
         "nan": refused(lambda: sl.measure(with_nan, (x, y), measures=names)),
     }
 
@@ -116,7 +143,7 @@ def refusals() -> dict[str, str]:
 if __name__ == "__main__":
     rank, size, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     dist.init_process_group("gloo", init_method=f"file://{place}.group", rank=rank, world_size=size)
-    result = {**sharded(), **tensors(), **refusals()}
+    result = {**sharded(), **tensors(), **listed(), **refusals()}
     with open(f"{place}.{rank}", "w", encoding="utf-8") as stream:
         json.dump(result, stream)
     dist.destroy_process_group()

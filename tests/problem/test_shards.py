@@ -16,7 +16,7 @@ from spiritlevel.problem.shards import WHOLE
 from spiritlevel.problem.wrappers import in_shards
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shards_worker import NAMES, batch_loss, subject
+from shards_worker import NAMES, batch_loss, recurrent, subject
 
 WORKER = Path(__file__).with_name("shards_worker.py")
 
@@ -87,6 +87,14 @@ def test_a_loss_that_reads_the_model_itself(seen) -> None:
 
 
 @pytest.mark.slow
+def test_a_module_that_keeps_its_weights_in_a_list(seen) -> None:
+    model, data = recurrent()
+    alone = sl.measure(model, data, measures=[NAMES[1]])[NAMES[1]]
+    value, error = seen[0]["recurrent"][NAMES[1]]
+    assert value == pytest.approx(alone.value, abs=error + alone.error)
+
+
+@pytest.mark.slow
 def test_tensors_divided_in_any_way(seen) -> None:
     model, data = subject()
     alone = sl.measure(model, data, measures=NAMES[1:3])
@@ -106,6 +114,7 @@ def test_tensors_divided_in_any_way(seen) -> None:
         ("spectrum", "only `measure` takes one"),
         ("data", "differ in the data"),
         ("flat", "wrapped by FullyShardedDataParallel"),
+        ("parallel", "as tensor parallelism does: divide the model by torch.distributed.fsdp.fully_shard alone"),
         ("nan", "'2.bias' contains NaN or infinity (1 entries)"),
     ],
 )

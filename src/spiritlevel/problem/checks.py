@@ -25,6 +25,14 @@ from spiritlevel.problem.loss_checks import check_loss, check_mean, check_scalar
 from spiritlevel.problem.replica import watching
 from spiritlevel.problem.shards import WHOLE, Shards
 
+# What to do about what a model says when it is called, by words of it.
+REMEDIES = {
+    "does not require grad": ". Wrap what it differentiates in torch.enable_grad()",
+    "DTensor": (
+        ". A module runs on its parts in a way of its own, as tensor parallelism does: divide the model by "
+        "torch.distributed.fsdp.fully_shard alone, or measure the plain module"
+    ),
+}
 # So many samples, spread over the data, and as many with other labels are looked at beside the first ones.
 SPREAD = 8
 
@@ -123,7 +131,7 @@ def _first_outputs(problem: Checked, batch: Batch) -> Any:
     except SpiritLevelError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        remedy = ". Wrap what it differentiates in torch.enable_grad()" if "does not require grad" in str(error) else ""
+        remedy = next((told for sign, told in REMEDIES.items() if sign in str(error)), "")
         raise SpiritLevelError(
             f"the model cannot be called on the first batch{_mismatch(problem, batch)}: {error}{remedy}"
         ) from error

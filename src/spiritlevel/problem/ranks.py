@@ -58,7 +58,7 @@ class Group(Ranks):
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")  # where messages may lie
+        self.device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")  # where messages may lie
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         self._check()
@@ -77,13 +77,13 @@ class Group(Ranks):
         shapes: dict[str, Any] = {}
         for found in self.gather({name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}):
             shapes |= found
-        device = next((array.device for array in arrays.values()), self._device)
+        device = next((array.device for array in arrays.values()), self.device)
         for name, (shape, dtype) in shapes.items():
             arrays.setdefault(name, torch.zeros(shape, dtype=dtype, device=device))
         self.sum_([arrays[name] for name in sorted(shapes)])
 
     def total(self, number: float) -> float:
-        tensor = torch.tensor([number], dtype=torch.float64, device=self._device)
+        tensor = torch.tensor([number], dtype=torch.float64, device=self.device)
         self.sum_([tensor])
         return float(tensor)
 
@@ -116,9 +116,7 @@ class Group(Ranks):
         """The largest of what the processes say, NaN where one says that."""
         self._check()
         unknown = math.isnan(number)
-        told = torch.tensor(
-            [-math.inf if unknown else number, float(unknown)], dtype=torch.float64, device=self._device
-        )
+        told = torch.tensor([-math.inf if unknown else number, float(unknown)], dtype=torch.float64, device=self.device)
         with _explained():
             dist.all_reduce(told, op=dist.ReduceOp.MAX)
         return math.nan if float(told[1]) else float(told[0])
@@ -137,7 +135,7 @@ class Group(Ranks):
 
     def _check(self, failure: str = "") -> None:
         """Learn whether any process has failed; every exchange begins with this, so all are at the same one."""
-        failed = torch.tensor([float(bool(failure))], device=self._device)
+        failed = torch.tensor([float(bool(failure))], device=self.device)
         _reduce(failed)
         if float(failed) > 0:
             told = "; ".join(f"process {rank}: {each}" for rank, each in enumerate(_gather(failure, self.size)) if each)

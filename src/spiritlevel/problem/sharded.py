@@ -45,9 +45,9 @@ class Sharded(Shards):
         return self._group.total(number)
 
     def totals(self, numbers: Tensor) -> Tensor:
-        found = numbers.double().contiguous()
+        found = numbers.to(self._group.device, torch.float64, copy=True).contiguous()
         self._group.sum_([found])
-        return found.to(numbers.dtype)
+        return found.to(numbers)
 
     def norm(self, length: float) -> float:
         longest = self.largest(length)
