@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import spiritlevel as sl
+from spiritlevel.curvature import krylov
+from spiritlevel.curvature.lanczos import Lanczos
 from spiritlevel.problem.problem import Problem
 
 NAMES = [
@@ -105,6 +107,23 @@ def listed() -> dict[str, object]:
     return {"recurrent": numbers(sl.measure(model, data, measures=NAMES[1:2]))}
 
 
+def plain() -> dict[str, object]:
+    """Every process has the whole model, and a part of the Krylov vectors."""
+    model, data = subject()
+    sizes: list[int] = []
+
+    class Seen(Lanczos):
+        def __init__(self, start: torch.Tensor, **options: object) -> None:
+            sizes.append(start.numel())
+            super().__init__(start, **options)
+
+    krylov.Lanczos = Seen
+    report = sl.measure(model, data, measures=NAMES[1:2])
+    krylov.Lanczos = Lanczos
+    witness = report[NAMES[1]].witness
+    return {"plain": numbers(report), "basis": sizes, "direction": sum(part.numel() for part in witness.values())}
+
+
 def refused(call: object) -> str:
     try:
         call()  # type: ignore[operator]
@@ -143,7 +162,7 @@ def refusals() -> dict[str, str]:
 if __name__ == "__main__":
     rank, size, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     dist.init_process_group("gloo", init_method=f"file://{place}.group", rank=rank, world_size=size)
-    result = {**sharded(), **tensors(), **listed(), **refusals()}
+    result = {**sharded(), **tensors(), **listed(), **plain(), **refusals()}
     with open(f"{place}.{rank}", "w", encoding="utf-8") as stream:
         json.dump(result, stream)
     dist.destroy_process_group()

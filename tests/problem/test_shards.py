@@ -106,6 +106,17 @@ def test_tensors_divided_in_any_way(seen) -> None:
 
 
 @pytest.mark.slow
+def test_processes_with_the_whole_model_divide_the_krylov_vectors(seen) -> None:
+    model, data = subject()
+    alone = sl.measure(model, data, measures=[NAMES[1]])[NAMES[1]]
+    assert [max(each["basis"]) for each in seen] == [20, 19]  # of 39 parameters
+    for each in seen:
+        value, error = each["plain"][NAMES[1]]
+        assert value == pytest.approx(alone.value, abs=error + alone.error)
+        assert each["direction"] == 39  # the maximiser is whole again
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "told"),
     [
