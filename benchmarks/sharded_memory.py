@@ -192,6 +192,7 @@ def main() -> None:
         if asked.out is not None:
             asked.out.write_text(text + "\n", encoding="utf-8")
     if size > 1:
+        dist.barrier()  # or the first to leave takes the others down
         dist.destroy_process_group()
 
 
