@@ -24,6 +24,11 @@ FOUND: dict[str, Subject] = {
     ),
     "experts after blank samples": Subject(Network("experts"), samples=Samples("blank first", 9)),
     "experts, one per order of the data": Subject(Network("experts"), samples=Samples("late", 24), options=EVERYTHING),
+    "an expert that gets all of a chunk and some of the heaviest": Subject(
+        Network("experts", "relu", 1, 2, False, seed=358),
+        samples=Samples("blank first", 5, seed=16),
+        options=Options(measures=(), dtype="float32", chunk=3),
+    ),
     "attention after blank samples": Subject(
         Network("attention", bias=False, seed=147), samples=Samples("blank first", 5, seed=178), stretch=-12.0
     ),

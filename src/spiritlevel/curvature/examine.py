@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy, joined
+from spiritlevel.curvature.rounding import GROUPS
 from spiritlevel.curvature.statistics import DIAGONAL, Sums, TappedChunk
 from spiritlevel.curvature.taps import sample_axes
 from spiritlevel.network.tracing import trace
 from spiritlevel.problem.batches import Batch, join
 from spiritlevel.problem.problem import Problem, gradients_of
+from spiritlevel.problem.survey import Seen, seen_on
 
 # So many samples at most are looked at for one that gives a parameter a gradient, of the heaviest and of those spread.
 MOST_SHOWN = 48
@@ -46,8 +48,15 @@ def examine(problem: Problem) -> Anatomy:
         sizes = {name: layer.matrix(problem.parameters[name]).shape[2:].numel() for name, layer in layers.items()}
         work = sum(math.prod(shape) * sizes[name] for name, shape in small.calls if name in layers) // 2
         anatomy = Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread, work)
-        anatomy = joined(anatomy, problem.survey.seen)
+        anatomy = joined(anatomy, [*problem.survey.seen, *_seen_together(problem)])
         return _confirmed(problem, anatomy, _shown(problem, set(anatomy.axes)))
+
+
+def _seen_together(problem: Problem) -> Iterator[Seen]:
+    """What the heaviest samples show when they come together, as they will: an expert may get all of a chunk, and some of these."""
+    for samples, groups in ((problem.survey.heavy, GROUPS), (problem.survey.near, 1)):
+        for batch in samples.groups(groups, problem.chunk_size):
+            yield seen_on(problem, batch)
 
 
 def _unswept(problem: Problem, reason: str) -> Anatomy:
