@@ -15,6 +15,8 @@ from spiritlevel.problem.problem import Problem
 
 SAMPLES, CLASSES = 600, 5
 
+pytestmark = pytest.mark.usefixtures("own_precision")
+
 
 class _Products(TorchDispatchMode):
     """Counts matrix products and convolutions, and the multiplications in them."""

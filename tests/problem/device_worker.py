@@ -13,8 +13,6 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 import spiritlevel as sl
 
-_setup_privateuseone_for_python_backend("elsewhere")
-PLACE = torch.device("elsewhere", 0)
 # Operations that move tensors between devices, as they may.
 MOVES = {"aten::_to_copy", "aten::copy_", "aten::_copy_from"}
 mixed: list[str] = []
@@ -27,7 +25,12 @@ class There(torch.Tensor):
     @staticmethod
     def __new__(cls, numbers):
         made = torch.Tensor._make_wrapper_subclass(
-            cls, numbers.size(), numbers.stride(), numbers.storage_offset(), dtype=numbers.dtype, device=PLACE
+            cls,
+            numbers.size(),
+            numbers.stride(),
+            numbers.storage_offset(),
+            dtype=numbers.dtype,
+            device=torch.device("elsewhere", 0),
         )
         made.numbers = numbers
         return made
@@ -75,8 +78,12 @@ def computed(function, *args, **kwargs):
     return tree_map(lambda leaf: There(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
 
 
-library = torch.library.Library("_", "IMPL")
-library.fallback(lambda function, *args, **kwargs: computed(function, *args, **kwargs), "PrivateUse1")
+def register() -> torch.library.Library:
+    """Make torch know the device, for the rest of the process; the fallback lives as long as what is returned."""
+    _setup_privateuseone_for_python_backend("elsewhere")
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(lambda function, *args, **kwargs: computed(function, *args, **kwargs), "PrivateUse1")
+    return library
 
 
 def measured(device: torch.device) -> dict[str, float]:
@@ -92,7 +99,8 @@ def measured(device: torch.device) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    result = {"here": measured(torch.device("cpu")), "there": measured(PLACE)}
+    registered = register()
+    result = {"here": measured(torch.device("cpu")), "there": measured(torch.device("elsewhere", 0))}
     result |= {"mixed": sorted(set(mixed)), "operations": len(counted)}
     with open(sys.argv[1], "w", encoding="utf-8") as stream:
         json.dump(result, stream)
