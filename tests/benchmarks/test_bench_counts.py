@@ -15,8 +15,6 @@ from spiritlevel.problem.problem import Problem
 
 SAMPLES, CLASSES = 600, 5
 
-pytestmark = pytest.mark.usefixtures("own_precision")
-
 
 class _Products(TorchDispatchMode):
     """Counts matrix products and convolutions, and the multiplications in them."""
@@ -53,7 +51,7 @@ CASES = {"dense": (_dense, (12,)), "conv": (_conv, (1, 8, 8))}
 
 
 @pytest.fixture(params=CASES)
-def case(request):
+def case(request, own_precision):
     build, shape = CASES[request.param]
     model, (x, y) = build(), _data(*shape)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -85,7 +83,7 @@ def _counting_samples(monkeypatch):
 def test_a_sweep_sends_the_data_forward_twice(case, monkeypatch):
     """Once to see what runs and which samples matter, once for the sums; a few samples more for checks and rounding."""
     seen = _counting_samples(monkeypatch)
-    report = sl.measure(*case, measures=SWEEP)
+    report = sl.measure(*case, measures=SWEEP, tolerance=1e-9)
     assert report.cost.passes == 2
     assert report.cost.products == report.cost.gradients == 0
     assert seen["samples"] <= 2 * SAMPLES + CHECKS
@@ -98,7 +96,7 @@ def test_a_sweep_pulls_back_at_most_one_column_a_class(case):
     whole = Problem(model, "cross_entropy", (x, y)).chunk_size
     chunks = -(-SAMPLES // whole)
     with _Products() as counted:
-        sl.measure(model, (x, y), measures=["hessian_trace"])
+        sl.measure(model, (x, y), measures=["hessian_trace"], tolerance=1e-9)
     # Per chunk: forward once, each class back through every layer, and one product a layer and class for the sums.
     assert counted.calls <= chunks * layers * (2 + 3 * CLASSES) + 60 * layers
 

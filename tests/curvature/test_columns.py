@@ -156,7 +156,7 @@ def test_what_is_left_of_a_trace_is_told(fitted):
             for use in chunk.layers[name]
         )
         left = float(every[name][0]) - taken
-        assert 0 < left <= bound < 3 * left
+        assert 0 < left <= bound < 4 * left  # twice of what fifty samples say
     assert float(needed.double().mean()) < 2
 
 

@@ -39,7 +39,7 @@ from spiritlevel.problem.survey import threshold
 LEAST_LEFT, WORTH_LEAVING = 1e-6, 0.75
 # Samples are swept in sets that need as many columns, of this size at least: fewer are slower.
 FEWEST_ALIKE = 256
-# About so many samples are drawn to stand for all that is left.
+# About so many samples are drawn to stand for all that is left, or an eighth of all.
 STAND_IN = 512
 
 
@@ -128,7 +128,7 @@ class _Drawn:
 
     def __init__(self, sizes: Tensor, needed: Tensor, generator: torch.Generator) -> None:
         left = (sizes * _from(needed, sizes.shape[1])).sum(1, dtype=torch.float64)
-        self._chances = (STAND_IN * left / left.sum()).clamp_max(1.0)
+        self._chances = (min(STAND_IN, len(left) / 8) * left / left.sum()).clamp_max(1.0)
         chosen = torch.rand(len(left), generator=generator, dtype=torch.float64) < self._chances
         self.rows = chosen.nonzero().squeeze(1)
         signs = torch.randint(0, 2, (len(self.rows), sizes.shape[1]), generator=generator) * 2 - 1

@@ -66,6 +66,7 @@ class _Trial:
     point: dict[str, Tensor]
     gradient: dict[str, Tensor]
     directions: dict[str, Tensor]
+    told: bool = False  # whether a difference of losses was more than rounding
 
     def loss(self, names: Sequence[str], step: float) -> float:
         moved = {name: self.point[name] + step * self.directions[name] for name in names}
@@ -79,7 +80,7 @@ class _Trial:
             name: direction * ((0.5 + length) * (1 if side < 0.5 else -1))
             for (name, direction), (length, side) in zip(self.directions.items(), factors, strict=True)
         }
-        return replace(self, directions=drawn)
+        return replace(self, directions=drawn, told=False)
 
     def felt(self) -> list[str]:
         """The parameters with a gradient."""
@@ -107,10 +108,6 @@ class _Trial:
             found = difference
         return None if found is None else (slope, found)
 
-    def silent(self, names: Sequence[str]) -> bool:
-        """Whether every difference of losses along these directions may be rounding."""
-        return next(self._telling(names, self.size(list(self.point))), None) is None
-
     def _telling(self, names: Sequence[str], size: float) -> Iterator[tuple[float, float]]:
         """The slopes of the loss by differences, each with its noise, where that is small beside slopes of this size."""
         rounding = self._rounding(names, self.slope(names))
@@ -118,6 +115,7 @@ class _Trial:
             difference = (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
             noise = 4 * rounding / step
             if noise < 0.1 * max(size, abs(difference)):
+                self.told = True
                 yield difference, noise
 
     def _rounding(self, names: Sequence[str], slope: float) -> float:
@@ -208,7 +206,7 @@ def _checked(problem: Checked, objective: Objective, precision: _Precision) -> b
             wrong = next(filter(None, (trial.disagreement([name], alone=True) for name in felt)), None)
         cut = trial.disagreement(unfelt) if unfelt else None
         if wrong is None and cut is None:
-            return not all(turn.silent(felt or unfelt) for turn in turns)
+            return any(each.told for each in (trial, *turns))
     assert trial is not None
     if cut is not None:
         _refuse_cut(trial)
