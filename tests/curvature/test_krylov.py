@@ -107,7 +107,7 @@ def test_the_bases_of_one_turn_are_gone_in_the_next(monkeypatch) -> None:
     def within(vectors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: products.within([{name: vector}])[0][name] for name, vector in vectors.items()}
 
-    krylov.block_eigenpairs(within, within, shapes, blocks, 1e-3, small=False)
+    krylov.block_eigenpairs(within, within, shapes, blocks, 1e-3, cheap=False)
     assert max(most) == 1
 
 
@@ -131,7 +131,7 @@ def test_the_error_holds_where_the_part_misleads(tolerance: float) -> None:
         {name: torch.Size([60]) for name in rows},
         start,
         tolerance,
-        small=False,
+        cheap=False,
     )
     off = {name: abs(pair.value - float(torch.linalg.matrix_norm(rows[name], 2)) ** 2) for name, pair in found.items()}
     # That a value is the largest cannot be proved from a few products; one in 150 of these, made to mislead, is not.

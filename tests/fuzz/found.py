@@ -67,6 +67,9 @@ FOUND: dict[str, Subject] = {
         trained=3,
         options=Options(("riemannian_spectral_norm", "kappa_trace_sum"), 1e-6, 8, seed=8),
     ),
+    "differences of gradients across kinks of a twin": Subject(
+        Network("mlp", "once"), samples=Samples(count=1), stretch=12.0, options=_only("hessian_spectral_norm")
+    ),
     "rounding in exact values of a certain network": Subject(
         Network(depth=2, seed=289), samples=Samples(count=24), trained=12, options=_only("rho_row_max")
     ),

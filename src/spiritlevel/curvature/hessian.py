@@ -33,6 +33,8 @@ PART_SAMPLES, MOST_IN_PART = 200, 1 / 3
 # Where samples differ in how much they curve, the part is the heaviest of them: those that hold all but so much of all mass. Few
 # products follow with the others, so that of their graphs no more is kept than this.
 LEFT_OF_HEAVY, LIGHT_BUDGET = 5e-2, 64 << 20
+# A difference of gradients is taken again with a step so many times as long.
+SHORTER = 1 / 8
 
 
 @dataclass
@@ -126,6 +128,12 @@ class HessianProducts:
             self.release()
 
     @property
+    def cheap(self) -> bool:
+        """Whether many more products than needed may be taken: they cost next to nothing, and differences of gradients, of
+        which some direction always shows the noise, are not what they are made of."""
+        return self.problem.small and self.method != "central differences"
+
+    @property
     def heavy_first(self) -> bool:
         """Whether the part is the samples that hold nearly all of the mass, not a random tenth of all."""
         return self._order is not None
@@ -187,18 +195,37 @@ class HessianProducts:
             chosen = [self.flat.names.index(name) for name in vectors]
             edges, leaves = [content.edges[index] for index in chosen], [content.leaves[index] for index in chosen]
             return dict(zip(vectors, pull_back(edges, leaves, list(vectors.values())), strict=True))
-        like = self.problem.parameters_like()
-        parts = [
-            vectors[name] if name in vectors else like.new_zeros(shape)
-            for name, shape in zip(self.flat.names, self.flat.shapes, strict=True)
-        ]
-        found = dict(zip(self.flat.names, self._directional(content, parts), strict=True))
+        found = dict(zip(self.flat.names, self._directional(content, self._filled(vectors)), strict=True))
         return {name: found[name] for name in vectors}
 
-    def _directional(self, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
+    def _filled(self, vectors: Mapping[str, Tensor]) -> list[Tensor]:
+        """A vector on some parameters as one on all of them."""
+        like = self.problem.parameters_like()
+        named = zip(self.flat.names, self.flat.shapes, strict=True)
+        return [vectors[name] if name in vectors else like.new_zeros(shape) for name, shape in named]
+
+    def _directional(self, chunk: Batch, parts: list[Tensor], stretch: float = 1.0) -> list[Tensor]:
         if self.method == "jvp of the gradient":
             return self._ways.forward_over_reverse(self.problem.parameters, chunk, parts)
-        return self._ways.by_difference(self.problem.parameters, chunk, parts)
+        return self._ways.by_difference(self.problem.parameters, chunk, parts, stretch)
+
+    def step_errors(self, vectors: Sequence[Mapping[str, Tensor]]) -> list[float]:
+        """How far vᵀHv over all data depends on the step, where products are differences of gradients; else zeros.
+
+        A step across a kink, or one that drowns in rounding, gives another number than a shorter one.
+        """
+        if self.method != "central differences":
+            return [0.0] * len(vectors)
+        return [abs(self._form(vector, 1.0) - self._form(vector, SHORTER)) for vector in vectors]
+
+    def _form(self, vector: Mapping[str, Tensor], stretch: float) -> float:
+        parts, total = self._filled(vector), 0.0
+        with self.problem.undisturbed():
+            for chunk, weight in self.problem.chunks(self._chunk_size):
+                images = self._directional(chunk, parts, stretch)
+                total += weight * sum(float((v.double() * i).sum()) for v, i in zip(parts, images, strict=True))
+        self.problem.work.add(passes=1, products=1)
+        return self.problem.ranks.total(self.problem.shards.total(total))
 
     def _chunks(self) -> Iterator[tuple[Any, float]]:
         """The chunks of one pass: kept graphs first, fresh ones after them."""

@@ -29,7 +29,7 @@ ON_PART, AFTER_PART = 6, Care(fewest=4)
 ON_HEAVY, AFTER_HEAVY = 60, Care(fewest=2)
 # Of a small network products cost next to nothing: an eigenvector that hides at first comes up in so many of them, and so
 # small a residual tells the members of a cluster apart, as weight decay makes them.
-SMALL = Care(fewest=64, residual=1e-6)
+THOROUGH = Care(fewest=64, residual=1e-6)
 # How much stronger the part's first Ritz vector is in the start than the others, and how much of a random vector is in it:
 # no eigenvector is shut out.
 POWER, RANDOM = 3, 0.1
@@ -101,7 +101,7 @@ def _scaled_in_step(
         operator = Scaled(products, scale := scaling())
         first = start.to(scale) * (scale > 0)
         heavy, moves = products.heavy_first, shards.any(bool(first.any()))
-        care = _care(part, heavy, products.problem.small)
+        care = _care(part, heavy, products.cheap)
         if before is not None and moves:
             first, care = _warmed(before.to(scale) * (scale > 0), first, shards), WARM
         elif part and moves:
@@ -129,12 +129,12 @@ def block_eigenpairs(
     warm: Mapping[str, Tensor] | None = None,
     shards: Shards = WHOLE,
     *,
-    small: bool,
+    cheap: bool,
     heavy: bool = False,
 ) -> dict[str, Eigenpair]:
     """λ_max of every named diagonal block, all in step; `part` is the same product over part of the data.
 
-    `heavy` says that this part holds nearly all of the mass. `warm` has the vectors (k, n) that a search at nearby weights ended with: for all blocks, or none. `small` says that
+    `heavy` says that this part holds nearly all of the mass. `warm` has the vectors (k, n) that a search at nearby weights ended with: for all blocks, or none. `cheap` says that
     products cost next to nothing.
     """
     found: dict[str, Eigenpair] = {}
@@ -143,7 +143,7 @@ def block_eigenpairs(
     for turn in _turns(sizes, shards.size):
         starts = {names[index]: start[names[index]] for index in turn}
         vectors = _vectors(sum(sizes[index] for index in turn), shards.size)
-        care = WARM if warm else _care(part is not None, heavy, small)
+        care = WARM if warm else _care(part is not None, heavy, cheap)
         found |= _blocks_in_step(products, part, shapes, starts, tolerance, warm or {}, vectors, shards, care, heavy)
     return found
 
@@ -178,10 +178,10 @@ def _blocks_in_step(
     return {name: finished(process) for name, process in processes.items()}
 
 
-def _care(part: bool, heavy: bool, small: bool) -> Care:
+def _care(part: bool, heavy: bool, cheap: bool) -> Care:
     """For a search that knows nothing, or what part of the data says, or the part that holds nearly all mass."""
-    if small or not part:
-        return SMALL if small else ORDINARY
+    if cheap or not part:
+        return THOROUGH if cheap else ORDINARY
     return AFTER_HEAVY if heavy else AFTER_PART
 
 

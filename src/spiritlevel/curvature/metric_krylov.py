@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.krylov import BASIS_BUDGET, FEWEST_VECTORS, SMALL, block_eigenpairs
+from spiritlevel.curvature.krylov import BASIS_BUDGET, FEWEST_VECTORS, THOROUGH, block_eigenpairs
 from spiritlevel.curvature.lanczos import ORDINARY, Eigenpair, eigenpair
 from spiritlevel.curvature.metrics import LayerMetric
 
@@ -55,7 +55,7 @@ def metric_eigenpair(
 
     first = space.join(start)
     vectors = min(200, max(FEWEST_VECTORS, BASIS_BUDGET // max(1, first.numel() * first.element_size())))
-    care = SMALL if products.problem.small else ORDINARY
+    care = THOROUGH if products.cheap else ORDINARY
     return eigenpair(matvec, first, tolerance=tolerance, most_vectors=vectors, care=care)
 
 
@@ -68,4 +68,4 @@ def metric_block_eigenpairs(
         images = products.within([{name: each} for name, each in space.directions(vectors).items()])
         return space.pulled_back({name: image[name] for name, image in zip(vectors, images, strict=True)})
 
-    return block_eigenpairs(blocks, None, space.shapes, start, tolerance, small=products.problem.small)
+    return block_eigenpairs(blocks, None, space.shapes, start, tolerance, cheap=products.cheap)

@@ -56,6 +56,10 @@ class Divided:
     def heavy_first(self) -> bool:
         return self.products.heavy_first
 
+    @property
+    def cheap(self) -> bool:
+        return self.products.cheap
+
     def part(self, vector: Tensor) -> Tensor:
         """This process's part of a vector, or of several side by side."""
         return self.shards.part(EVERY, vector) if vector.dim() == 1 else torch.stack([self.part(row) for row in vector])

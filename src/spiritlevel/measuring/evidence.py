@@ -305,10 +305,10 @@ class Evidence:
         split = self.products.flat.to_dict
         vectors = [split(scale() * pair.vector) for (scale, _), pair in zip(wanted, pairs, strict=True)]
         errors = rounding_errors(self.problem, lambda batch: self.products.forms(batch, vectors), self.products.order)
-        relative = self.products.relative_error
+        relative, steps = self.products.relative_error, self.products.step_errors(vectors)
         pairs = [
-            widened(pair, error + relative * abs(pair.value), self.tolerance)
-            for pair, error in zip(pairs, errors, strict=True)
+            widened(pair, error + step + relative * abs(pair.value), self.tolerance)
+            for pair, error, step in zip(pairs, errors, steps, strict=True)
         ]
         return dict(zip(self.needs.operators, pairs, strict=True))
 
@@ -339,14 +339,16 @@ class Evidence:
             part = blocks.on_part if blocks.has_part() else None
             starts, warm = {name: start[name] for name in exact}, self._warm(exact)
             search = functools.partial(block_eigenpairs, blocks, part, shapes, starts)
-            pairs = search(self.tolerance, warm, small=self.problem.small, heavy=blocks.heavy_first)
+            pairs = search(self.tolerance, warm, cheap=self.problem.small, heavy=blocks.heavy_first)
             found |= self._widened(pairs, blocks.forms, more=blocks.left_out(self.generator("left out")))
         if others:
             starts, warm = {name: start[name] for name in others}, self._warm(others)
             self.products.expect_many()
             search = functools.partial(block_eigenpairs, self._block_products, None, shapes, starts)
-            pairs = search(self.tolerance, warm, self.problem.shards, small=self.problem.small)
-            found |= self._widened(pairs, self._block_forms, self.products.order, self.products.relative_error)
+            pairs = search(self.tolerance, warm, self.problem.shards, cheap=self.products.cheap)
+            vectors = [{name: pair.vector.view(shapes[name])} for name, pair in pairs.items()]
+            steps = dict(zip(pairs, self.products.step_errors(vectors), strict=True))
+            found |= self._widened(pairs, self._block_forms, self.products.order, self.products.relative_error, steps)
         self.starts.keep(found.items())
         self.layer_products, self.layer_method = math.ceil(self.problem.work.products - before), " and ".join(made)
         return {name: found[name] for name in self.anatomy.layers}
