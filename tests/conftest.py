@@ -27,7 +27,7 @@ def only_probes(monkeypatch):
 @pytest.fixture
 def own_precision(monkeypatch):
     """Small networks too are measured as large ones are: in the precision that they are in, with no more products than needed."""
-    monkeypatch.setattr("spiritlevel.problem.problem.SMALL", 0)
+    monkeypatch.setattr("spiritlevel.problem.batches.SMALL", 0)
 
 
 @pytest.fixture

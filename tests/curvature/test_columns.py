@@ -19,7 +19,7 @@ CLASSES, SAMPLES = 6, 400
 
 @pytest.fixture(autouse=True)
 def _small_networks_too(monkeypatch):
-    monkeypatch.setattr("spiritlevel.problem.problem.SMALL", 0)
+    monkeypatch.setattr("spiritlevel.problem.batches.SMALL", 0)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_all_columns_where_less_is_asked_for_or_nothing_is_saved(fitted, toleran
 
 
 def test_small_networks_are_swept_whole(fitted, monkeypatch):
-    monkeypatch.setattr("spiritlevel.problem.problem.SMALL", 10_000_000)
+    monkeypatch.setattr("spiritlevel.problem.batches.SMALL", 10_000_000)
     assert swept(*fitted, 1e-3) is None
 
 

@@ -192,6 +192,8 @@ def test_overlapping_runs_leave_torch_as_it_was() -> None:
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
+# The alarm may fall into a callback of the garbage collector, such as hypothesis has, where Python ignores it with a warning.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_time_leaves_the_model_as_it_was(subject) -> None:
     model, data = subject
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

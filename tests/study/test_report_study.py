@@ -54,7 +54,7 @@ def sections(html: str) -> list[str]:
 def section(html: str, key: str) -> str:
     found = re.search(rf'<section id="{key}".*?</section>', html, re.DOTALL)
     assert found is not None, key
-    return unescape(re.sub(r"<[^>]+>", " ", found[0]))
+    return unescape(re.sub(r"<[^>]+>", " ", found[0].replace("<wbr>", "")))
 
 
 def test_three_files_are_written_and_the_path_is_the_pages(tmp_path: Path) -> None:

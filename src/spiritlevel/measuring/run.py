@@ -36,11 +36,11 @@ from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.sampling import random_subset, with_sampling_error
 from spiritlevel.measuring.starts import Starts
 from spiritlevel.measuring.value import Cost, Value
-from spiritlevel.problem.batches import Data
+from spiritlevel.problem.batches import Data, is_small
 from spiritlevel.problem.checks import check_tolerance, check_whole_number, refuse_nonfinite_loss
 from spiritlevel.problem.labelled import divides
 from spiritlevel.problem.losses import Loss, resolve_loss
-from spiritlevel.problem.problem import Problem, is_small, read_data
+from spiritlevel.problem.problem import Problem, read_data
 from spiritlevel.problem.ranks import current_ranks
 from spiritlevel.problem.replica import unwrapped
 

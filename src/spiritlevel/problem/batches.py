@@ -22,6 +22,9 @@ from spiritlevel.problem.objects import is_one_batch, tensors_of, with_tensors
 # The entry of a dict batch that holds the targets, as Hugging Face's libraries name it.
 LABELS = "labels"
 
+# A network is small up to so many parameters times samples: the time goes into other things than arithmetic there.
+SMALL = 10_000_000
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -404,3 +407,8 @@ def join(batches: Sequence[Batch]) -> Batch | None:
         return None
     parts = iter(torch.cat(leaves) for leaves in zip(*columns, strict=True))
     return replace(batches[0], inputs=tree_map(lambda _: next(parts), batches[0].inputs), targets=next(parts))
+
+
+def is_small(parameters: int, samples: int) -> bool:
+    """Whether computing so many parameters on so many samples costs next to nothing."""
+    return parameters * samples <= SMALL

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.network.rewrites import PlainDerivatives
 from spiritlevel.problem import checks
-from spiritlevel.problem.batches import Batch, Data, normal
+from spiritlevel.problem.batches import Batch, Data, is_small, normal
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.derivatives import check_derivatives
 from spiritlevel.problem.labelled import recognized, settled
@@ -30,8 +30,6 @@ from spiritlevel.problem.wrappers import in_shards, reshard, shards_of
 # Activations of one chunk: large enough to keep matrix products efficient, small enough for the caches.
 CHUNK_BYTES = 32 << 20
 LARGEST_CHUNK = 1024
-# A network is small up to so many parameters times samples: the time goes into other things than arithmetic there.
-SMALL = 10_000_000
 
 
 @dataclass
@@ -425,11 +423,6 @@ class Problem:
 
 
 # --- what the methods above lean on --------------------------------------------------------------------------------
-
-
-def is_small(parameters: int, samples: int) -> bool:
-    """Whether computing so many parameters on so many samples costs next to nothing."""
-    return parameters * samples <= SMALL
 
 
 def read_data(model: nn.Module, data: Any, *, fix_data: bool = False) -> Data:

@@ -161,6 +161,11 @@ def _filled(table: dict[Any, Any], parts: list[Any]) -> dict[Any, Any]:
     return copied
 
 
+def _as_stored(table: Mapping[Any, Any], key: Any) -> Any:
+    """An entry as it lies there: a table of a model in shards gathers what is asked for; a scripted module's is no dict."""
+    return dict.__getitem__(table, key) if isinstance(table, dict) else table[key]
+
+
 class Slots:
     """The places where a module and its parts keep their tensors, each once, however many names lead to it.
 
@@ -180,7 +185,7 @@ class Slots:
 
     def call(self, tensors: Mapping[str, Any], function: Callable[[], Any]) -> Any:
         """function(), while every place holds the tensor of its name. All are filled, and emptied, in one step each."""
-        before = list(map(dict.__getitem__, self._tables, self._keys))
+        before = list(map(_as_stored, self._tables, self._keys))
         held = [tensors.get(name, original) for name, original in zip(self._names, before, strict=True)]
         try:
             deque(map(operator.setitem, self._tables, self._keys, held), maxlen=0)
