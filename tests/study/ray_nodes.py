@@ -6,12 +6,12 @@ cluster ends when standard input closes: also with a test that is killed.
 
 import sys
 
-from ray.cluster_utils import Cluster
-
 SIZE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 
 
 def main() -> None:
+    from ray.cluster_utils import Cluster  # Ray reads what it is asked for, a token too, when it is imported
+
     head = {**SIZE, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     far = cluster.add_node(**SIZE, resources={"far": 1})
