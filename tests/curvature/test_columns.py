@@ -9,9 +9,10 @@ from spiritlevel.curvature import columns
 from spiritlevel.curvature.blocks import LEFT_OUT, GaussNewtonBlocks
 from spiritlevel.curvature.dense import dense_hessian
 from spiritlevel.curvature.examine import examine
-from spiritlevel.curvature.hessian import LEFT_OF_HEAVY, HessianProducts, heavy_and_light
+from spiritlevel.curvature.hessian import LEFT_OF_HEAVY, HessianProducts, tiers
 from spiritlevel.curvature.statistics import sweep
 from spiritlevel.problem.losses import resolve_loss
+from spiritlevel.problem.survey import threshold
 
 NAMES = ["hessian_trace", "rho_sum", "rho_row_sum", "normalized_sharpness", "kappa_trace_max"]
 CLASSES, SAMPLES = 6, 400
@@ -175,7 +176,7 @@ def test_eigenvalues_are_searched_on_the_heavy_samples_and_proved_on_all(fitted)
     products = HessianProducts(problem)
     assert products.has_part()
     assert products.heavy_first
-    masses, (heavy, light) = problem.survey.masses, heavy_and_light(problem)
+    masses, (heavy, light) = problem.survey.masses, tiers(problem)
     assert float(masses[light].sum()) <= LEFT_OF_HEAVY * float(masses.sum())
     assert float(masses[heavy].min()) > float(masses[light].max())
     assert len(heavy) + len(light) == SAMPLES
@@ -186,6 +187,53 @@ def test_eigenvalues_are_searched_on_the_heavy_samples_and_proved_on_all(fitted)
     assert abs(found.value - truth) <= found.error
     assert found.products <= 3  # over all data
     assert report.cost.products <= 3 + 14 * len(heavy) / SAMPLES
+
+
+def test_light_samples_are_not_looked_at_before_a_product_with_all_data(fitted):
+    """The graphs of heavy samples come first; the gradient is that of all data once all of them were visited."""
+    model, data = fitted
+    problem = sl.Problem(model, "cross_entropy", data)
+    products = HessianProducts(problem)
+    before = problem.work.passes
+    assert products.has_part()
+    assert problem.work.passes - before == pytest.approx(len(tiers(problem).heavy) / SAMPLES)
+    assert products.gradient is None
+    products([torch.ones(products.flat.size).double()])
+    gradient = products.flat.join(list(problem.gradient()[1].values()))
+    torch.testing.assert_close(products.gradient, gradient)
+    assert products.loss == pytest.approx(problem.loss(), rel=1e-12)
+
+
+@pytest.mark.parametrize("left", [0.0, 0.3, 1.5, 2.6, 4.0, 100.0])
+def test_the_threshold_leaves_as_much_as_allowed(left):
+    """Against the sorted entries; equal ones go together, zeros are always left."""
+    sizes = torch.tensor([[8.0, 0.5, 2.0], [0.5, 0.0, 1e-30], [0.5, 3.0, 0.0]])
+    least = threshold(sizes, left)
+    assert (least is None) == (left >= float(sizes.sum()))
+    if least is not None:
+        kept = sizes[sizes > least]
+        assert float(sizes[sizes <= least].sum()) <= left < float(sizes[sizes <= kept.min()].sum())
+
+
+def test_the_threshold_of_many_entries_over_many_decades():
+    sizes = torch.exp(20 * torch.randn(5000, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    for left in (1e-1, 1e-4, 1e-12):
+        least = threshold(sizes, left * float(sizes.sum()))
+        kept = sizes[sizes > least]
+        assert float(sizes[sizes <= least].sum()) <= left * float(sizes.sum())
+        assert float(sizes[sizes <= kept.min()].sum()) > left * float(sizes.sum())
+
+
+def test_the_gradient_is_taken_once(fitted):
+    """By the survey where nothing else brings it, by products with H where these are asked for; the same either way."""
+    model, data = fitted
+    swept_only = sl.measure(model, data, measures=["hessian_trace"])
+    searched = sl.measure(model, data, measures=["hessian_spectral_norm"])
+    truth = sl.Problem(model, "cross_entropy", data).gradient()[1]
+    norm = sum(float(part.square().sum()) for part in truth.values()) ** 0.5
+    for report in (swept_only, searched):
+        assert report.problem["gradient_norm"] == pytest.approx(norm, rel=1e-9)
+    assert searched.problem["gradient_metric_norm"] == pytest.approx(swept_only.problem["gradient_metric_norm"])
 
 
 def test_graphs_of_light_samples_are_kept_only_where_many_products_follow(fitted, monkeypatch):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.columns import columns_needed, parts, trace_left
-from spiritlevel.curvature.hessian import LIGHT_BUDGET, MOST_IN_PART, heavy_and_light, spread_part
+from spiritlevel.curvature.hessian import LIGHT_BUDGET, MOST_HEAVY, MOST_IN_PART, spread_part, tiers
 from spiritlevel.curvature.statistics import TappedChunk
 from spiritlevel.curvature.taps import LinearUse
 from spiritlevel.problem.batches import Batch
@@ -79,7 +79,7 @@ class GaussNewtonBlocks:
         )
         self._budget = budget
         self._needed = columns_needed(problem, LEFT_OUT * tolerance)
-        self._order = None if self._needed is None else heavy_and_light(problem)
+        self._tiers = None if self._needed is None else tiers(problem)
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Chunk] = []
         self._count = 0
@@ -119,12 +119,12 @@ class GaussNewtonBlocks:
                 pass
             self.problem.work.add(passes=1)
         self._part_share = self.problem.ranks.total(sum(chunk.weight for chunk in self._part()))
-        return 0 < self._part_share <= MOST_IN_PART
+        return 0 < self._part_share <= (MOST_HEAVY if self.heavy_first else MOST_IN_PART)
 
     @property
     def heavy_first(self) -> bool:
         """Whether the part is the samples that hold nearly all of the mass, not a random tenth of all."""
-        return self._order is not None
+        return self._tiers is not None
 
     def _part(self) -> list[_Chunk]:
         """The heavy samples, or about a tenth of the data."""
@@ -170,11 +170,17 @@ class GaussNewtonBlocks:
                 yield batch, weight, None, False
             return
         nobody = torch.zeros(0, dtype=torch.long)
-        for place, rows in enumerate(self._order or [torch.arange(self.problem.samples)]):
+        for rows, heavy in self._parts():
             needed = torch.zeros_like(self._needed)
             needed[rows] = self._needed[rows]
             for batch, _, most in parts(self.problem, needed, nobody, self._chunk_size):
-                yield batch, self.problem.weight_of(batch), most, self.heavy_first and place == 0
+                yield batch, self.problem.weight_of(batch), most, heavy
+
+    def _parts(self) -> list[tuple[Tensor, bool]]:
+        """The samples in the order in which they are visited, and whether they are heavy."""
+        if self._tiers is None:
+            return [(torch.arange(self.problem.samples), False)]
+        return [(self._tiers.heavy, True), (self._tiers.light, False)]
 
     def _pull(self, tapped: TappedChunk, targets: Tensor | None, weight: float, most: int | None = None) -> _Chunk:
         assert targets is not None

@@ -12,7 +12,8 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,7 +33,8 @@ GRAPH_BUDGET, GRAPH_COPIES = 1536 << 20, 4
 PART_SAMPLES, MOST_IN_PART = 200, 1 / 3
 # Where samples differ in how much they curve, the part is the heaviest of them: those that hold all but so much of all mass. Few
 # products follow with the others, so that of their graphs no more is kept than this.
-LEFT_OF_HEAVY, LIGHT_BUDGET = 5e-2, 64 << 20
+LEFT_OF_HEAVY, LIGHT_BUDGET = 3e-2, 64 << 20
+MOST_HEAVY = 0.4  # of all samples: more are not worth their products
 # A difference of gradients is taken again with a step so many times as long.
 SHORTER = 1 / 8
 
@@ -95,10 +97,8 @@ class HessianProducts:
         self._budget = _common_budget(problem, copies) if budget is None else budget
         self._light_budget = min(LIGHT_BUDGET, self._budget)
         self._chunk_size = problem.part_chunk_size()
-        self._kept: list[_Kept] = []
-        self._prepared = False
-        self._weight = self._part_share = 0.0  # of this process's data, and of all processes' parts, in the mean
-        self._order: tuple[Tensor, Tensor] | None = None  # the numbers of the heavy samples and of the light ones
+        self._part_share = 0.0  # of all processes' parts in the mean
+        self.release()
         self._bytes_per_sample: float | None = None
         self.loss: float | None = None
         self.gradient: Tensor | None = None
@@ -119,11 +119,16 @@ class HessianProducts:
 
     def release(self) -> None:
         """Let go of the kept graphs; the next product builds them again."""
-        self._kept, self._prepared = [], False
+        self._kept: list[_Kept] = []
+        self._prepared = False
+        # Of the first pass: how many chunks have been built, what those that are kept take, and the sums of their losses,
+        # weights and gradients.
+        self._built, self._spent, self._value, self._weight = 0, 0, 0.0, 0.0
+        self._slope: Tensor | None = None
 
     def expect_many(self) -> None:
         """Many products follow: keep all graphs that fit."""
-        if self._order is not None and self._light_budget < self._budget:
+        if self._tiers is not None and self._light_budget < self._budget:
             self._light_budget = self._budget
             self.release()
 
@@ -133,25 +138,28 @@ class HessianProducts:
         which some direction always shows the noise, are not what they are made of."""
         return self.problem.small and self.method != "central differences"
 
+    @cached_property
+    def _tiers(self) -> Tiers | None:
+        return tiers(self.problem)
+
     @property
     def heavy_first(self) -> bool:
         """Whether the part is the samples that hold nearly all of the mass, not a random tenth of all."""
-        return self._order is not None
+        return self._tiers is not None
 
     def has_part(self) -> bool:
-        """Whether part of the data is kept; builds the graphs if that has not happened yet."""
+        """Whether part of the data is kept; builds the graphs it needs if that has not happened yet."""
         if self.method == "kept graph" and not self._prepared:
             with self.problem.undisturbed():
-                for _ in self._prepare():
-                    pass
-            self.problem.work.add(passes=1)
+                built = sum(weight for _, weight in itertools.islice(self._chunks(), self._heavy_chunks))
+            self.problem.work.add(passes=1 if self._prepared else built)
         self._part_share = self.problem.ranks.total(sum(kept.weight for kept in self._part()))
-        return 0 < self._part_share <= MOST_IN_PART
+        return 0 < self._part_share <= (MOST_HEAVY if self.heavy_first else MOST_IN_PART)
 
     def _part(self) -> list[_Kept]:
         """The heavy samples, or about a tenth of this process's data."""
-        if self._order is not None:
-            return self._kept[: len(self._pieces(self._order[0]))]
+        if self._tiers is not None:
+            return self._kept[: self._heavy_chunks]
         return spread_part(self._kept, self._weight, self.problem.samples)
 
     def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
@@ -232,50 +240,59 @@ class HessianProducts:
         if self.method != "kept graph":
             yield from self.problem.chunks(self._chunk_size)
             return
-        if not self._prepared:
-            yield from self._prepare()
+        yield from [(kept, kept.weight) for kept in self._kept]
+        if self._prepared and len(self._kept) == self._built:
             return
-        for kept in self._kept:
-            yield kept, kept.weight
-        if len(self._kept) < self._num_chunks:
-            for chunk, weight in self._batches(len(self._kept)):
-                yield self._graph(chunk, weight)[0], weight
+        for index, (chunk, weight) in enumerate(self._batches(len(self._kept)), start=len(self._kept)):
+            kept, value, slope = self._graph(chunk, weight)
+            if index == self._built:
+                self._note(kept, value, slope, len(chunk))
+            del slope
+            yield kept, weight
+        self._finish()
 
     def _batches(self, start: int) -> Iterator[tuple[Batch, float]]:
         """The data from the `start`-th chunk on, heavy samples first where that is the order."""
-        if self._order is None:
+        if self._tiers is None:
             yield from itertools.islice(self.problem.chunks(self._chunk_size), start, None)
             return
-        for rows in [piece for samples in self._order for piece in self._pieces(samples)][start:]:
+        for rows in [piece for samples in self._tiers for piece in self._pieces(samples)][start:]:
             batch = self.problem.picked(rows)
             yield batch, self.problem.weight_of(batch)
 
     def _pieces(self, rows: Tensor) -> list[Tensor]:
-        return list(torch.split(rows, self._chunk_size))
+        return list(torch.split(rows, self._chunk_size)) if len(rows) else []
 
-    def _prepare(self) -> Iterator[tuple[_Kept, float]]:
-        """The first pass: build every graph, keep those that fit, and have the gradient on the way."""
-        spent, loss, self._weight = 0, 0.0, 0.0
-        self._order = heavy_and_light(self.problem)
-        heavy = None if self._order is None else len(self._pieces(self._order[0]))
-        gradient = torch.zeros(self.flat.size, dtype=torch.float64, device=self.problem.device)
-        count = 0
-        for chunk, weight in self._batches(0):
-            kept, value, slope = self._graph(chunk, weight)
-            spent += self._graph_bytes(len(chunk))
-            budget = self._budget if heavy is None or count < heavy else self._light_budget
-            if spent <= budget and len(self._kept) == count:
-                self._kept.append(kept)
-            gradient.add_(self.flat.join([part.detach() for part in slope]), alpha=weight)
-            loss += weight * value
-            del slope
-            count += 1
-            self._weight += weight
-            yield kept, weight
-        self._num_chunks, self._prepared = count, True
+    def _note(self, kept: _Kept, value: float, slope: list[Tensor], samples: int) -> None:
+        """Of a chunk whose graph is built for the first time: its loss, its gradient, and its graph if that fits."""
+        self._spent += self._graph_bytes(samples)
+        heavy = self._heavy_chunks is None or self._built < self._heavy_chunks
+        if self._spent <= (self._budget if heavy else self._light_budget) and len(self._kept) == self._built:
+            self._kept.append(kept)
+        if self._slope is None:
+            self._slope = torch.zeros(self.flat.size, dtype=torch.float64, device=self.problem.device)
+        self._slope.add_(self.flat.join([part.detach() for part in slope]), alpha=kept.weight)
+        self._value += kept.weight * value
+        self._weight += kept.weight
+        self._built += 1
+
+    def _finish(self) -> None:
+        """After the first pass: the loss and the gradient over all data."""
+        if self._prepared:
+            return
+        self._prepared = True
+        gradient = self._slope
+        if gradient is None:  # a process without data
+            gradient = torch.zeros(self.flat.size, dtype=torch.float64, device=self.problem.device)
         self.problem.ranks.sum_([gradient])
-        self.loss, self.gradient = self.problem.ranks.total(loss), gradient.to(self.problem.dtype)
+        self.loss, self.gradient = self.problem.ranks.total(self._value), gradient.to(self.problem.dtype)
+        self._slope = None
         self.problem.work.add(gradients=1)
+
+    @property
+    def _heavy_chunks(self) -> int | None:
+        """How many chunks the heavy samples fill; None where all samples count alike."""
+        return None if self._tiers is None else len(self._pieces(self._tiers.heavy))
 
     def _graph_bytes(self, samples: int) -> int:
         """What keeping the graph of a chunk takes: what autograd saves for every sample."""
@@ -330,14 +347,21 @@ def _memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def heavy_and_light(problem: Problem) -> tuple[Tensor, Tensor] | None:
-    """The numbers of the heavy samples and of the others, where few hold nearly all of the mass, and all are in memory."""
+class Tiers(NamedTuple):
+    """The numbers of the samples that hold nearly all of the mass, and of the others."""
+
+    heavy: Tensor
+    light: Tensor
+
+
+def tiers(problem: Problem) -> Tiers | None:
+    """The samples by their mass, where few hold nearly all of it, and all are in memory."""
     if not problem.alone or problem.data.resident is None:
         return None
     heavy = problem.survey.heaviest(LEFT_OF_HEAVY)
-    if heavy is None or not 0 < float(heavy.double().mean()) <= MOST_IN_PART:
+    if heavy is None or not 0 < float(heavy.double().mean()) <= MOST_HEAVY:
         return None
-    return heavy.nonzero().squeeze(1), (~heavy).nonzero().squeeze(1)
+    return Tiers(heavy.nonzero().squeeze(1), (~heavy).nonzero().squeeze(1))
 
 
 class _Weighted(Protocol):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from spiritlevel.curvature.davidson import Davidson, Known, known_from
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.lanczos import ORDINARY, Care, Eigenpair, End, Lanczos, length
 from spiritlevel.curvature.operators import Divided, Scaled
@@ -24,8 +26,8 @@ FEWEST_VECTORS = 10
 # A start from part of the data: so many products on the part, and at least so many over all data. Every operator starts from
 # its own part, so that an operator which rescaling leaves alone takes the same steps for every rescaled network.
 ON_PART, AFTER_PART = 6, Care(fewest=4)
-# Where the part is the samples that hold nearly all of the mass, the search ends there, and so many products with all data prove
-# it or go on.
+# Where the part is the samples that hold nearly all of the mass, the search ends there, and what the others add is found by
+# corrections: so many products with all data at least prove it.
 ON_HEAVY, AFTER_HEAVY = 60, Care(fewest=2)
 # Of a small network products cost next to nothing: an eigenvector that hides at first comes up in so many of them, and so
 # small a residual tells the members of a cluster apart, as weight decay makes them.
@@ -37,6 +39,7 @@ POWER, RANDOM = 3, 0.1
 WARM_POWER, WARM_RANDOM, WARM = 1, 0.3, Care(fewest=6)
 
 Products = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+Process = Lanczos | Davidson
 
 
 def scaled_eigenpairs(
@@ -100,24 +103,65 @@ def _scaled_in_step(
     for (scaling, end), before in zip(wanted, warm, strict=True):
         operator = Scaled(products, scale := scaling())
         first = start.to(scale) * (scale > 0)
-        heavy, moves = products.heavy_first, shards.any(bool(first.any()))
-        care = _care(part, heavy, products.cheap)
-        if before is not None and moves:
-            first, care = _warmed(before.to(scale) * (scale > 0), first, shards), WARM
-        elif part and moves:
-            search = _on_heavy(first, end, shards, tolerance) if heavy else _on_part(first, end, shards)
-            while not search.done:
-                search.advance(operator.on_part([search.request])[0])
-            first = _found(search, first, shards) if heavy else _blended(search, first, shards)
-            del search
-        process = _process(first, end, tolerance, care, most_vectors, further, shards)
+        make = functools.partial(_process, end=end, tolerance=tolerance, vectors=most_vectors, shards=shards)
+        make = functools.partial(make, further=further, cheap=products.cheap and before is None)
+        if not shards.any(bool(first.any())) or (before is None and not part):
+            process: Process = make(Start(first))
+        elif before is not None:
+            process = make(_warmed(before.to(scale) * (scale > 0), first, shards))
+        else:
+            learned = _learned(_on_data(operator, first, end, tolerance), first, heavy=products.heavy_first)
+            process = _after_part(learned, make, tolerance, end, shards)
+            del learned
         processes.append((process, operator))
-        del first  # as large as the model
+        del first, process  # as large as the model
     while active := [(process, operator) for process, operator in processes if not process.done]:
         images = products([operator.moved([process.request])[0] for process, operator in active])
         for process, operator in active:
             process.advance(operator.moved([images.pop(0)])[0])
     return [finished(process) for process, _ in processes]
+
+
+class Start(NamedTuple):
+    """Where a search starts, and what it then does before it stops."""
+
+    vector: Tensor
+    care: Care = ORDINARY
+
+
+def _on_data(operator: Scaled, start: Tensor, end: End, tolerance: float) -> Lanczos:
+    """A search on part of the data."""
+    shards = operator.products.shards
+    search = _on_heavy(start, end, shards, tolerance) if operator.products.heavy_first else _on_part(start, end, shards)
+    return _driven(search, operator.on_part)
+
+
+class Learned(NamedTuple):
+    """What a search on part of the data leaves behind: all it has found in one vector, and its leading eigenpairs where the part
+    holds nearly all of the mass. Its basis is gone."""
+
+    blended: Start
+    known: Known | None
+
+
+def _learned(search: Lanczos, start: Tensor, *, heavy: bool) -> Learned:
+    return Learned(_blended(search, start, search.shards), known_from(search) if heavy and search.products else None)
+
+
+def _after_part(
+    learned: Learned, make: Callable[[Start], Lanczos], tolerance: float, end: End, shards: Shards
+) -> Process:
+    """The search with all data after one on part of them."""
+    if learned.known is None:
+        return make(learned.blended)
+    of_all = functools.partial(make, learned.blended)
+    return Davidson(learned.known, of_all, tolerance=tolerance, end=end, care=AFTER_HEAVY, shards=shards)
+
+
+def _driven(search: Lanczos, product: Callable[[Sequence[Tensor]], list[Tensor]]) -> Lanczos:
+    while not search.done:
+        search.advance(product([search.request])[0])
+    return search
 
 
 def block_eigenpairs(
@@ -143,8 +187,10 @@ def block_eigenpairs(
     for turn in _turns(sizes, shards.size):
         starts = {names[index]: start[names[index]] for index in turn}
         vectors = _vectors(sum(sizes[index] for index in turn), shards.size)
-        care = WARM if warm else _care(part is not None, heavy, cheap)
-        found |= _blocks_in_step(products, part, shapes, starts, tolerance, warm or {}, vectors, shards, care, heavy)
+        in_step = functools.partial(
+            _blocks_in_step, products, part, shapes, starts, tolerance, warm or {}, vectors, shards
+        )
+        found |= in_step(cheap=cheap, heavy=heavy)
     return found
 
 
@@ -157,32 +203,26 @@ def _blocks_in_step(
     known: Mapping[str, Tensor],
     vectors: int,
     shards: Shards,
-    care: Care,
+    *,
+    cheap: bool,
     heavy: bool,
 ) -> dict[str, Eigenpair]:
     """The blocks of one turn, whose bases are gone when it returns."""
-    firsts = dict(start)
+    make = functools.partial(_process, end="largest", tolerance=tolerance, vectors=vectors, further=0, shards=shards)
+    make = functools.partial(make, cheap=cheap and not known)
+    processes: dict[str, Process] = {}
     if known:
-        firsts = {name: _warmed(known[name].to(vector), vector, shards) for name, vector in start.items()}
+        processes = {name: make(_warmed(known[name].to(vector), vector, shards)) for name, vector in start.items()}
     elif part is not None:
         on_part = functools.partial(_on_heavy, tolerance=tolerance) if heavy else _on_part
-        warm = {name: on_part(vector, "largest", shards) for name, vector in firsts.items()}
-        _in_step(warm, part, shapes)
-        ended = _found if heavy else _blended
-        firsts = {name: ended(process, start[name], shards) for name, process in warm.items()}
-        del warm
-    processes = {
-        name: _process(vector, "largest", tolerance, care, vectors, 0, shards) for name, vector in firsts.items()
-    }
+        searches = {name: on_part(vector, "largest", shards) for name, vector in start.items()}
+        _in_step(searches, part, shapes)
+        learned = {name: _learned(searches.pop(name), start[name], heavy=heavy) for name in start}
+        processes = {name: _after_part(learned.pop(name), make, tolerance, "largest", shards) for name in start}
+    else:
+        processes = {name: make(Start(vector)) for name, vector in start.items()}
     _in_step(processes, products, shapes)
     return {name: finished(process) for name, process in processes.items()}
-
-
-def _care(part: bool, heavy: bool, cheap: bool) -> Care:
-    """For a search that knows nothing, or what part of the data says, or the part that holds nearly all mass."""
-    if cheap or not part:
-        return THOROUGH if cheap else ORDINARY
-    return AFTER_HEAVY if heavy else AFTER_PART
 
 
 def _turns(sizes: Sequence[int], processes: int = 1) -> list[list[int]]:
@@ -206,7 +246,7 @@ def _vectors(size: int, processes: int = 1) -> int:
     return min(200, max(FEWEST_VECTORS, int(BASIS_BUDGET // processes // max(1, size))))
 
 
-def _in_step(processes: Mapping[str, Lanczos], products: Products, shapes: Mapping[str, torch.Size]) -> None:
+def _in_step(processes: Mapping[str, Process], products: Products, shapes: Mapping[str, torch.Size]) -> None:
     while active := {name: process for name, process in processes.items() if not process.done}:
         images = products({name: process.request.view(shapes[name]) for name, process in active.items()})
         for name, process in active.items():
@@ -214,10 +254,11 @@ def _in_step(processes: Mapping[str, Lanczos], products: Products, shapes: Mappi
 
 
 def _process(
-    start: Tensor, end: End, tolerance: float, care: Care, vectors: int, further: int, shards: Shards
+    start: Start, *, end: End, tolerance: float, vectors: int, further: int, shards: Shards, cheap: bool
 ) -> Lanczos:
+    care = THOROUGH if cheap else start.care
     make = functools.partial(Lanczos, most_vectors=vectors, care=care, further=further, shards=shards)
-    return make(start, tolerance=tolerance, end=end)
+    return make(start.vector, tolerance=tolerance, end=end)
 
 
 def _on_part(start: Tensor, end: End, shards: Shards) -> Lanczos:
@@ -232,29 +273,24 @@ def _on_heavy(start: Tensor, end: End, shards: Shards, tolerance: float) -> Lanc
     return make(start, tolerance=tolerance, end=end)
 
 
-def _found(search: Lanczos, start: Tensor, shards: Shards) -> Tensor:
-    """The eigenvector that a search has found, or where there is none what it started from."""
-    vector = finished(search).vector
-    return vector if shards.any(bool(vector.any())) else start
-
-
-def _blended(search: Lanczos, start: Tensor, shards: Shards) -> Tensor:
+def _blended(search: Lanczos, start: Tensor, shards: Shards) -> Start:
     """What a search on the part has found, with a little of the random vector it started from."""
     if not shards.any(bool(finished(search).vector.any())):
-        return start
+        return Start(start, AFTER_PART)
     blended = search.blend(POWER)
-    return blended.add(start, alpha=RANDOM * length(blended, shards) / length(start, shards))
+    return Start(blended.add(start, alpha=RANDOM * length(blended, shards) / length(start, shards)), AFTER_PART)
 
 
-def _warmed(vectors: Tensor, start: Tensor, shards: Shards) -> Tensor:
+def _warmed(vectors: Tensor, start: Tensor, shards: Shards) -> Start:
     """What a search at nearby weights ended with, the first vector the strongest, with some of the random start."""
     strengths = 1 / torch.arange(1, len(vectors) + 1).to(vectors) ** WARM_POWER
     blended = strengths @ vectors
     size = length(blended, shards)
-    return blended.add(start, alpha=WARM_RANDOM * size / length(start, shards)) if size > 0 else start
+    warmed = blended.add(start, alpha=WARM_RANDOM * size / length(start, shards)) if size > 0 else start
+    return Start(warmed, WARM)
 
 
-def finished(process: Lanczos) -> Eigenpair:
+def finished(process: Process) -> Eigenpair:
     """The result of a process that is done."""
     assert process.result is not None
     return process.result

@@ -95,7 +95,7 @@ class Lanczos:
         shards: Shards = WHOLE,
     ) -> None:
         self.tolerance, self.end, self.most_products = tolerance, end, most_products
-        self.further, self._shards = further, shards
+        self.further, self.shards = further, shards
         self._entries = round(shards.total(start.numel()))
         self._fewest, self._residual = min(care.fewest, most_products), care.residual
         self._limit = max(6, min(most_vectors, self._entries + 1))
@@ -117,7 +117,7 @@ class Lanczos:
     def _decomposed(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues and vectors of VᵀAV, the same in every process that holds a part of V."""
         values, vectors = torch.linalg.eigh(self._matrix)
-        return self._shards.agreed(values), self._shards.agreed(vectors)
+        return self.shards.agreed(values), self.shards.agreed(vectors)
 
     def ritz_values(self) -> Tensor:
         """All Ritz values of the present basis, ascending: the k-th largest is a lower bound of the k-th eigenvalue."""
@@ -149,7 +149,7 @@ class Lanczos:
 
     def advance(self, product: Tensor) -> None:
         """Take A times `request`; afterwards either `done` or a new `request`."""
-        if self._shards.any(not bool(torch.isfinite(product).all())):
+        if self.shards.any(not bool(torch.isfinite(product).all())):
             raise FloatingPointError("a curvature product contains NaN or infinity")
         self._append(self.request)
         self.products += 1
@@ -158,11 +158,11 @@ class Lanczos:
         remainder = product
         column = torch.zeros(size, dtype=torch.float64)
         for _ in range(2):  # twice is enough (Kahan and Parlett)
-            overlap = self._shards.totals(basis @ remainder)
+            overlap = self.shards.totals(basis @ remainder)
             remainder = remainder - basis.mT @ overlap
             column += overlap.double().cpu()
         self._extend(column)
-        beta = length(remainder, self._shards)
+        beta = length(remainder, self.shards)
         values, vectors = self._decomposed()
         scale = float(values.abs().max())
         rounding = 16 * torch.finfo(product.dtype).eps * scale
@@ -173,7 +173,7 @@ class Lanczos:
             return
         if size + 1 >= self._limit:
             self._restart(values, vectors)
-        self.request = unit(remainder, self._shards)
+        self.request = unit(remainder, self.shards)
 
     def _append(self, vector: Tensor) -> None:
         if self._size == len(self._basis):
@@ -193,20 +193,20 @@ class Lanczos:
 
     def _judge(self, values: Tensor, vectors: Tensor, beta: float, rounding: float, exhausted: bool) -> None:
         residuals = vectors[-1].abs() * beta
-        index = self._chosen(values)
+        index = chosen(values, self.end)
         value, residual = float(values[index]), float(residuals[index])
-        bound = self._bound(values, residuals, index)
+        bound = error_bound(residual, _gap(values, residuals, index))
         target = self.tolerance * abs(value)
         small = bound <= target and residual <= self._residual * abs(value)
         enough = small and self._dominates(values, residuals, index) and self.products >= self._fewest
         if not (enough or exhausted or self.products >= self.most_products):
             return
-        toward = [index - i if index else i for i in range(min(1 + self.further, len(values)))]
+        toward = _toward(index, min(1 + self.further, len(values)))
         ritz = vectors[:, toward].to(self._basis).mT @ self._basis[: self._size]
         error = bound + rounding
         self.result = Eigenpair(
             value=value,
-            vector=unit(ritz[0], self._shards),
+            vector=unit(ritz[0], self.shards),
             others=ritz[1:].clone(),  # a view would keep the whole of `ritz`
             error=error,
             residual=residual,
@@ -214,20 +214,20 @@ class Lanczos:
             products=self.products,
         )
 
-    def _chosen(self, values: Tensor) -> int:
-        if self.end == "largest":
-            return len(values) - 1
-        if self.end == "smallest" or abs(float(values[0])) > abs(float(values[-1])):
-            return 0
-        return len(values) - 1
+    def relative_gap(self) -> float:
+        """The gap to the next Ritz value, less that one's residual, as a share of the eigenvalue; 0 where there is none."""
+        if not self._size:
+            return 0.0
+        values, vectors = self._decomposed()
+        index = chosen(values, self.end)
+        gap = _gap(values, vectors[-1].abs() * self._coupling, index)
+        return gap / abs(float(values[index])) if gap > 0 else 0.0
 
-    def _bound(self, values: Tensor, residuals: Tensor, index: int) -> float:
-        residual = float(residuals[index])
-        if len(values) == 1:
-            return residual
-        neighbour = index - 1 if index else 1
-        gap = abs(float(values[index] - values[neighbour])) - float(residuals[neighbour])
-        return min(residual, SAFETY * residual * (residual / gap)) if gap > 0 else residual
+    def leading(self, most: int) -> tuple[Tensor, Tensor]:
+        """Ritz values, the wanted one first and those next to it after it, and their unit vectors (k, n)."""
+        values, vectors = self._decomposed()
+        toward = _toward(chosen(values, self.end), min(most, len(values)))
+        return values[toward], vectors[:, toward].to(self._basis).mT @ self._basis[: self._size]
 
     def _dominates(self, values: Tensor, residuals: Tensor, index: int) -> bool:
         """For the largest magnitude, the other end must not be able to overtake."""
@@ -251,6 +251,33 @@ class Lanczos:
         """No direction at all: every block has norm zero, so the only eigenvalue is 0."""
         self.request = start
         self.result = Eigenpair(0.0, torch.zeros_like(start), start.new_zeros(0, start.numel()), 0.0, 0.0, True, 0)
+
+
+def chosen(values: Tensor, end: End) -> int:
+    """Which of ascending values is the one at this end."""
+    if end == "largest":
+        return len(values) - 1
+    if end == "smallest" or abs(float(values[0])) > abs(float(values[-1])):
+        return 0
+    return len(values) - 1
+
+
+def error_bound(residual: float, gap: float) -> float:
+    """How far an eigenvalue may be from a Ritz value with this residual, if no other is within the gap (0 where it is not known)."""
+    return min(residual, SAFETY * residual * (residual / gap)) if gap > 0 else residual
+
+
+def _toward(index: int, count: int) -> list[int]:
+    """The place of a value at one end, and those of the values next to it."""
+    return [index - i if index else i for i in range(count)]
+
+
+def _gap(values: Tensor, residuals: Tensor, index: int) -> float:
+    """How far the next Ritz value is, less its residual; 0 where there is none, and below where that is not known."""
+    if len(values) == 1:
+        return 0.0
+    neighbour = index - 1 if index else 1
+    return abs(float(values[index] - values[neighbour])) - float(residuals[neighbour])
 
 
 def length(vector: Tensor, shards: Shards = WHOLE) -> float:

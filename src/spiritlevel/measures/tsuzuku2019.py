@@ -38,9 +38,10 @@ def balanced_scales(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Ten
     y = torch.zeros(alive_columns.shape, dtype=torch.float64, device=h.device)
     x = torch.zeros(alive_rows.shape, dtype=torch.float64, device=h.device)
     value = torch.full(h.shape[:-2], float("inf"), dtype=torch.float64, device=h.device)
+    up, down = _sums(h, w, y)
     for _ in range(most_steps):
-        x = _half_step(h, w, y)
-        y = _half_step(h.mT, w.mT, x)
+        x = _half_step(up, down)
+        y = _half_step(*_sums(h.mT, w.mT, x))
         up, down = _sums(h, w, y)
         new = 2 * (up * down).sqrt().sum(-1)
         if bool((value - new <= 1e-15 * new).all()):
@@ -82,8 +83,8 @@ def _sums(h: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (h @ y.exp().unsqueeze(-1)).squeeze(-1), (w @ (-y).exp().unsqueeze(-1)).squeeze(-1)
 
 
-def _half_step(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
-    up, down = _sums(h, w, y)
+def _half_step(up: Tensor, down: Tensor) -> Tensor:
+    """The best x for the sums that y gives."""
     return torch.where(up > 0, (down / torch.where(up > 0, up, 1.0)).log() / 2, 0.0)
 
 

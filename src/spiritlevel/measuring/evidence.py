@@ -41,6 +41,7 @@ from spiritlevel.measuring.starts import Starts
 from spiritlevel.measuring.statistics import Arrays, InDouble, Sources, Statistics, Whole, combined, plus, sources_of
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.survey import slope_norms
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Gathered:
     estimates: Estimates | None = None
     slow_fisher: dict[str, Tensor] | None = None
     loss: float | None = None
+    slope: tuple[float, float] | None = None
 
 
 class Evidence:
@@ -113,11 +115,29 @@ class Evidence:
         surveyed = None if self.problem.surveyed is None else self.problem.surveyed.loss
         return next((loss for loss in (gathered.loss, swept, product, surveyed) if loss is not None), math.nan)
 
+    def known_slope(self) -> tuple[float, float] | None:
+        """‖∇L‖, and ‖D∇L‖ with D the norms of the blocks, if some work has brought them."""
+        surveyed, products = self.problem.surveyed, self.gathered.products
+        if surveyed is not None and surveyed.slope is not None:
+            return surveyed.slope
+        if self.gathered.slope is None and products is not None and products.gradient is not None:
+            self._keep_slope(products.flat.to_dict(products.gradient))
+        return self.gathered.slope
+
+    def find_slope(self) -> None:
+        """Take the gradient where a survey left it to products, and these did not bring it."""
+        if self.problem.surveyed is not None and self.known_slope() is None:
+            self._keep_slope(self.problem.gradient()[1])
+
+    def _keep_slope(self, gradient: Mapping[str, Tensor]) -> None:
+        self.gathered.slope = slope_norms(gradient, self.problem.parameters, self.problem.shards)
+
     def shrink(self) -> bool:
         """Halve the chunks and let go of what is kept between passes; False where a chunk cannot be halved."""
         if self.problem.whole or self.problem.chunk_size == 1:
             return False
         self.problem.chunk_size = max(1, self.problem.chunk_size // 2)
+        self.known_slope()  # keeps what the products have brought
         self.gathered.products = None
         return True
 

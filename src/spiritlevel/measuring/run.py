@@ -214,6 +214,7 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
     started, memory = time.perf_counter(), _peak_memory()
     possible = [each for each in plan.measures if each.in_shards or not problem.shards.divided]
     needs = functools.reduce(operator.or_, (each.needs(each) for each in possible), Needs())
+    problem.survey_takes_gradient = not needs.operators
     evidence = Evidence(
         problem,
         needs,
@@ -242,6 +243,8 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
                     missing = tuple(other.name for other in plan.measures[len(values) :])
                     break
             loss_value = evidence.loss if not missing else evidence.known_loss()
+            if not missing:
+                evidence.find_slope()
     except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         refuse_nonfinite_loss(problem)  # says where, if that is why
         raise
@@ -327,16 +330,14 @@ def _described(evidence: Evidence, tolerance: float, seed: int) -> dict[str, Any
         "estimated_layers": {} if anatomy is None else {n: r for n, r in anatomy.bent.items() if n in anatomy.layers},
         "tolerance": tolerance,
         "seed": seed,
-        **_slope(problem),
+        **_slope(evidence),
     }
 
 
-def _slope(problem: Problem) -> dict[str, float]:
+def _slope(evidence: Evidence) -> dict[str, float]:
     """The gradient that is left, where a pass has brought it: as it is, and with every block in units of its norm."""
-    if problem.surveyed is None:
-        return {}
-    plain, metric = problem.surveyed.slope
-    return {"gradient_norm": plain, "gradient_metric_norm": metric}
+    slope = evidence.known_slope()
+    return {} if slope is None else {"gradient_norm": slope[0], "gradient_metric_norm": slope[1]}
 
 
 def _notes(evidence: Evidence) -> tuple[str, ...]:

@@ -110,6 +110,7 @@ class Problem:
         self.ranks = Ranks() if self.shards.divided else current_ranks(distributed)
         self.buffers_change = self.inputs_change = self._derivatives_checked = False
         self.surveyed: Survey | None = None
+        self.survey_takes_gradient = True  # not where products with H will bring it anyway
         self.chunk_size = 1
         self._plain: contextlib.AbstractContextManager[Any] = PlainDerivatives()
         self._settle()
@@ -281,7 +282,7 @@ class Problem:
     def survey(self) -> Survey:
         """What one pass over all of the data shows: what runs, and which samples matter."""
         if self.surveyed is None:
-            self.surveyed = survey(self)
+            self.surveyed = survey(self, with_gradient=self.survey_takes_gradient)
         return self.surveyed
 
     def slopes(self, outputs: Tensor, batch: Batch) -> tuple[float, Tensor]:

@@ -84,7 +84,8 @@ class Survey:
         seen: Every chunk that differs from the others in what it ran.
         heavy: The samples with the steepest losses.
         near: Those with an activation within rounding of its kink.
-        slope: ‖∇L‖, and ‖D∇L‖ with D the norms of the blocks, which no rescaling of layers changes.
+        slope: ‖∇L‖, and ‖D∇L‖ with D the norms of the blocks, which no rescaling of layers changes; None where the gradient
+            was not asked for.
         sizes: ‖s_k‖² of the columns of ∇²ℓ of every sample of this process, the largest first, where the loss has them
             in that order.
         masses: Σ|∂ℓ/∂f| of every sample of this process, where there are `sizes`: as large as ∇²ℓ, and what ∇²f is
@@ -95,7 +96,7 @@ class Survey:
     seen: list[Seen]
     heavy: Heavy
     near: Heavy
-    slope: tuple[float, float]
+    slope: tuple[float, float] | None
     sizes: Tensor | None = None
     masses: Tensor | None = None
 
@@ -110,27 +111,42 @@ class Survey:
 def threshold(sizes: Tensor, left: float) -> float | None:
     """What entries must exceed so that all others sum to at most `left`; None where none or all would.
 
-    Found by halving, without a sorted copy of as many numbers as there are entries. It lies between two sizes, so that
-    rounding moves no entry across it.
+    Found by halving, each time only among the entries that are still in doubt, without a sorted copy of all of them. It
+    lies between two sizes, so that rounding moves no entry across it.
+
+    >>> threshold(torch.tensor([8.0, 0.5, 2.0, 0.5]), 1.5)
+    1.0
     """
-    largest = float(sizes.max())
-    below, above = 0.0, 200.0  # halvings of the largest size: too much is left, not too much
-    for _ in range(40):
-        middle = (below + above) / 2
-        enough = float(sizes[sizes <= largest * 2.0**-middle].sum(dtype=torch.float64)) <= left
-        below, above = (below, middle) if enough else (middle, above)
-    leaving = sizes <= largest * 2.0**-above
-    if not bool(leaving.any()) or bool(leaving.all()):
+    doubtful, total, largest_left, smallest_taken = sizes.flatten(), 0.0, -1.0, math.inf
+    while len(doubtful):
+        low, high = _halves(doubtful)
+        added = float(low.sum(dtype=torch.float64))
+        if total + added <= left:
+            total, largest_left, doubtful = total + added, float(low.max()), high
+        else:
+            smallest_taken = float(high.min() if len(high) else low.min())
+            doubtful = low if len(high) else high  # equal entries go together
+    if largest_left < 0 or smallest_taken == math.inf:
         return None
-    return float((sizes[leaving].max().double() * sizes[~leaving].min().double()).sqrt())
+    return math.sqrt(largest_left) * math.sqrt(smallest_taken)
 
 
-def survey(problem: Checked) -> Survey:
+def _halves(entries: Tensor) -> tuple[Tensor, Tensor]:
+    """The smaller and the larger entries, equal ones together; all in the first half where all are equal."""
+    middle = entries.median()
+    low, high = entries[entries <= middle], entries[entries > middle]
+    if len(high):
+        return low, high
+    low, high = entries[entries < middle], entries[entries == middle]
+    return (low, high) if len(low) else (high, low)
+
+
+def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
     """Trace every chunk, weigh every sample; what other processes found included."""
     seen: dict[Any, Seen] = {}
     heavy, near = _Kept(problem), _Kept(problem)
     total, sizes, weighed = 0.0, list[Tensor | None](), list[Tensor]()
-    gradient = {name: torch.zeros_like(value) for name, value in problem.parameters.items()}
+    gradient = {name: torch.zeros_like(value) for name, value in problem.parameters.items()} if with_gradient else {}
     with problem.undisturbed():
         for chunk, weight in problem.chunks():
             tracer = _Surveyor(problem, chunk)
@@ -139,7 +155,8 @@ def survey(problem: Checked) -> Survey:
             seen.setdefault((found.path, found.samples, tuple(sorted(found.shapes.items()))), found)
             loss, masses = _weighed(problem, outputs, chunk)
             total += weight * loss
-            _add_gradient(gradient, problem, tracer, outputs, chunk, weight)
+            if with_gradient:
+                _add_gradient(gradient, problem, tracer, outputs, chunk, weight)
             heavy.add(chunk, masses)
             near.add(
                 chunk, masses, problem.shards.joined(tracer.near, len(chunk)) if not problem.whole else tracer.near
@@ -152,7 +169,7 @@ def survey(problem: Checked) -> Survey:
     known = [each for each in sizes if each is not None]
     together = torch.cat(known) if len(known) == len(sizes) else None
     of_all = None if together is None else torch.cat(weighed)
-    slope = _norms(gradient, problem.parameters, problem.shards)
+    slope = slope_norms(gradient, problem.parameters, problem.shards) if with_gradient else None
     return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered(), slope, together, of_all)
 
 
@@ -171,7 +188,10 @@ def _add_gradient(
             gradient[name].add_(part.detach(), alpha=weight)
 
 
-def _norms(gradient: Mapping[str, Tensor], parameters: Mapping[str, Tensor], shards: Shards) -> tuple[float, float]:
+def slope_norms(
+    gradient: Mapping[str, Tensor], parameters: Mapping[str, Tensor], shards: Shards
+) -> tuple[float, float]:
+    """‖∇L‖, and ‖D∇L‖ with D the norms of the blocks."""
     sizes = {name: shards.norm(float(part.double().norm())) for name, part in gradient.items()}
     own = {name: shards.norm(float(part.double().norm())) for name, part in parameters.items()}
     return math.hypot(*sizes.values()), math.hypot(*(own[name] * size for name, size in sizes.items()))
