@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.columns import columns_needed, parts, trace_left
-from spiritlevel.curvature.hessian import LIGHT_BUDGET, MOST_HEAVY, MOST_IN_PART, spread_part, tiers
+from spiritlevel.curvature.hessian import LIGHT_BUDGET, MOST_IN_PART, spread_part, tiers
 from spiritlevel.curvature.statistics import TappedChunk
 from spiritlevel.curvature.taps import LinearUse
 from spiritlevel.problem.batches import Batch
@@ -84,19 +84,19 @@ class GaussNewtonBlocks:
         self._kept: list[_Chunk] = []
         self._count = 0
         self._weight = self._part_share = 0.0  # of this process's data, and of all processes' parts, in the mean
-        self._heavy = 0  # how many of the chunks are of heavy samples
+        self._places = [0, 0]  # where the chunks of heavy samples end, and of those that stand in for the others
         self._prepared = False
 
     def __call__(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = self._sum(vectors, self._chunks(), 1.0)
+        found = self._sum(vectors, ((chunk, 1.0) for chunk in self._chunks()))
         self.problem.work.add(passes=1, products=1)
         return found
 
     def on_part(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same over about a tenth of the data only: a cheap stand-in to start a search from."""
+        """The same over part of the data only: a cheap stand-in to start a search from."""
         share = self._part_share
         self.problem.work.add(passes=share, products=share)
-        return self._sum(vectors, self._part(), 1.0 if self.heavy_first else 1 / share)
+        return self._sum(vectors, self._weighted_part())
 
     def left_out(self, generator: torch.Generator) -> dict[str, float]:
         """By how much the largest eigenvalue of every block may be larger than that of the columns which were taken."""
@@ -119,7 +119,7 @@ class GaussNewtonBlocks:
                 pass
             self.problem.work.add(passes=1)
         self._part_share = self.problem.ranks.total(sum(chunk.weight for chunk in self._part()))
-        return 0 < self._part_share <= (MOST_HEAVY if self.heavy_first else MOST_IN_PART)
+        return 0 < self._part_share <= (1.0 if self.heavy_first else MOST_IN_PART)
 
     @property
     def heavy_first(self) -> bool:
@@ -127,14 +127,20 @@ class GaussNewtonBlocks:
         return self._tiers is not None
 
     def _part(self) -> list[_Chunk]:
-        """The heavy samples, or about a tenth of the data."""
+        """The heavy samples and those that stand in for the light ones, or about a tenth of the data."""
         if self.heavy_first:
-            return self._kept[: self._heavy]
+            return self._kept[: self._places[1]]
         return spread_part(self._kept, self._weight, self.problem.samples)
 
-    def _sum(self, vectors: Mapping[str, Tensor], chunks: Iterable[_Chunk], factor: float) -> dict[str, Tensor]:
+    def _weighted_part(self) -> Iterator[tuple[_Chunk, float]]:
+        """The part with factors that make it stand for all of the data."""
+        factor = 1 / self._part_share if self._tiers is None else self._tiers.factor
+        for index, chunk in enumerate(self._part()):
+            yield chunk, 1.0 if index < self._places[0] else factor
+
+    def _sum(self, vectors: Mapping[str, Tensor], chunks: Iterable[tuple[_Chunk, float]]) -> dict[str, Tensor]:
         sums = {name: torch.zeros_like(vector, dtype=torch.float64) for name, vector in vectors.items()}
-        for chunk in chunks:
+        for chunk, factor in chunks:
             for name, vector in vectors.items():
                 sums[name].add_(_product(chunk.layers.get(name, []), chunk.shares, vector), alpha=factor)
         self.problem.ranks.sum_(list(sums.values()))
@@ -146,9 +152,9 @@ class GaussNewtonBlocks:
             return
         spent, self._count, self._weight = sum(chunk.bytes for chunk in self._kept), 0, 0.0
         keeping = not self._prepared
-        for index, (batch, weight, most, heavy) in enumerate(self._batches()):
+        for index, (batch, weight, most, place) in enumerate(self._batches()):
             self._count = index + 1
-            self._heavy = index + 1 if heavy else self._heavy
+            self._places = [index + 1 if place <= end else count for end, count in enumerate(self._places)]
             self._weight += weight
             if index < len(self._kept) and self._prepared:
                 continue
@@ -156,31 +162,26 @@ class GaussNewtonBlocks:
             chunk = self._pull(tapped, batch.targets, weight, most)
             spent += chunk.bytes
             keeping = keeping and spent <= (
-                min(LIGHT_BUDGET, self._budget) if self.heavy_first and not heavy else self._budget
+                min(LIGHT_BUDGET, self._budget) if self.heavy_first and place == 2 else self._budget
             )
             if keeping:
                 self._kept.append(chunk)
             yield chunk
         self._prepared = True
 
-    def _batches(self) -> Iterator[tuple[Batch, float, int | None, bool]]:
-        """Batches with their weights, how many columns of their samples are taken (None: all), and whether they are heavy."""
+    def _batches(self) -> Iterator[tuple[Batch, float, int | None, int]]:
+        """Batches with their weights, how many columns of their samples are taken (None: all), and their place: heavy ones
+        have 0, those that stand in for the others 1."""
         if self._needed is None:
             for batch, weight in self.problem.chunks(self._chunk_size):
-                yield batch, weight, None, False
+                yield batch, weight, None, 2
             return
         nobody = torch.zeros(0, dtype=torch.long)
-        for rows, heavy in self._parts():
+        for place, rows in enumerate(self._tiers or [torch.arange(self.problem.samples)]):
             needed = torch.zeros_like(self._needed)
             needed[rows] = self._needed[rows]
             for batch, _, most in parts(self.problem, needed, nobody, self._chunk_size):
-                yield batch, self.problem.weight_of(batch), most, heavy
-
-    def _parts(self) -> list[tuple[Tensor, bool]]:
-        """The samples in the order in which they are visited, and whether they are heavy."""
-        if self._tiers is None:
-            return [(torch.arange(self.problem.samples), False)]
-        return [(self._tiers.heavy, True), (self._tiers.light, False)]
+                yield batch, self.problem.weight_of(batch), most, place if self.heavy_first else 2
 
     def _pull(self, tapped: TappedChunk, targets: Tensor | None, weight: float, most: int | None = None) -> _Chunk:
         assert targets is not None

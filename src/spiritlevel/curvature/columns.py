@@ -41,6 +41,8 @@ LEAST_LEFT, WORTH_LEAVING = 1e-6, 0.75
 FEWEST_ALIKE = 256
 # About so many samples are drawn to stand for all that is left, or an eighth of all.
 STAND_IN = 512
+# Nothing is left to chance where chance may change a layer's trace by so many times the tolerance.
+TOO_MUCH = 4.0
 
 
 def sweep_within(
@@ -68,7 +70,22 @@ def columns_needed(problem: Problem, tolerance: float) -> Tensor | None:
     if least is None:
         return None
     needed = (sizes > least).sum(1)
-    return needed if float(needed.double().mean()) <= WORTH_LEAVING * sizes.shape[1] else None
+    if float(needed.double().mean()) > WORTH_LEAVING * sizes.shape[1]:
+        return None
+    return None if _misled(problem, needed, tolerance) else needed
+
+
+def _misled(problem: Problem, needed: Tensor, tolerance: float) -> bool:
+    """Whether samples that are certain reach so far that what is left of them is not small in some layer."""
+    sizes, reaches = problem.survey.sizes, problem.survey.reaches
+    assert sizes is not None
+    assert reaches is not None
+    left = _left(sizes, needed)
+    chances, all_of_it = _chances(left), sizes.sum(1, dtype=torch.float64)
+    return any(
+        _deviation(left * reach, chances) > TOO_MUCH * tolerance * float(all_of_it @ reach)
+        for reach in reaches.unbind(1)
+    )
 
 
 def _swept_partly(
@@ -127,13 +144,13 @@ class _Drawn:
     """
 
     def __init__(self, sizes: Tensor, needed: Tensor, generator: torch.Generator) -> None:
-        left = (sizes * _from(needed, sizes.shape[1])).sum(1, dtype=torch.float64)
-        self._chances = (min(STAND_IN, len(left) / 8) * left / left.sum()).clamp_max(1.0)
+        left = _left(sizes, needed)
+        self._chances = _chances(left)
         chosen = torch.rand(len(left), generator=generator, dtype=torch.float64) < self._chances
         self.rows = chosen.nonzero().squeeze(1)
         signs = torch.randint(0, 2, (len(self.rows), sizes.shape[1]), generator=generator) * 2 - 1
         self._weights = signs / self._chances[self.rows].sqrt().unsqueeze(1)
-        self.uncertain_share = _uncertain_share(left, self._chances)
+        self.uncertain_share = min(1.0, _deviation(left, self._chances) / float(left.sum()))
 
     def weights(self, rows: Tensor, swept: Tensor) -> Tensor:
         """The weights of all columns of these samples, none of those that were swept."""
@@ -146,15 +163,24 @@ def _from(starts: Tensor, columns: int) -> Tensor:
     return torch.arange(columns) >= starts.unsqueeze(1)
 
 
-def _uncertain_share(left: Tensor, chances: Tensor) -> float:
-    """How much of what is left may be chance: 4 standard deviations of a sum whose terms are what is left of every sample.
+def _left(sizes: Tensor, needed: Tensor) -> Tensor:
+    """What the columns beyond those needed hold of every sample."""
+    return (sizes * _from(needed, sizes.shape[1])).sum(1, dtype=torch.float64)
+
+
+def _chances(left: Tensor) -> Tensor:
+    """With which chance every sample is drawn."""
+    return (min(STAND_IN, len(left) / 8) * left / left.sum()).clamp_max(1.0)
+
+
+def _deviation(terms: Tensor, chances: Tensor) -> float:
+    """How much of a sum of such terms may be chance where they are drawn like that: 4 standard deviations.
 
     A drawn term is the square of a sum with random signs, whose second moment is at most three times the square of its mean.
     Of a single neuron fewer samples have a part, so that it takes several standard deviations of the whole.
     """
     present = chances > 0
-    variance = (left[present].square() * (3 / chances[present] - 1)).sum()
-    return min(1.0, 4 * float(variance.sqrt() / left.sum()))
+    return 4 * float((terms[present].square() * (3 / chances[present] - 1)).sum().sqrt())
 
 
 def parts(

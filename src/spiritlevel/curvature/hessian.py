@@ -35,6 +35,8 @@ PART_SAMPLES, MOST_IN_PART = 200, 1 / 3
 # products follow with the others, so that of their graphs no more is kept than this.
 LEFT_OF_HEAVY, LIGHT_BUDGET = 3e-2, 64 << 20
 MOST_HEAVY = 0.4  # of all samples: more are not worth their products
+# A few of the others stand in for all of them, so that what they have in common is not overlooked: so many, or a tenth.
+STANDING_IN = 128
 # A difference of gradients is taken again with a step so many times as long.
 SHORTER = 1 / 8
 
@@ -112,8 +114,7 @@ class HessianProducts:
     def on_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """H times every vector over part of the data only: a cheap stand-in to start a search from."""
         share = self._part_share
-        whole = 1.0 if self.heavy_first else share  # the light samples add nothing to speak of
-        found = self._sum(vectors, ((kept, kept.weight / whole) for kept in self._part()))
+        found = self._sum(vectors, self._weighted_part())
         self.problem.work.add(passes=share, products=share * len(vectors))
         return found
 
@@ -151,16 +152,23 @@ class HessianProducts:
         """Whether part of the data is kept; builds the graphs it needs if that has not happened yet."""
         if self.method == "kept graph" and not self._prepared:
             with self.problem.undisturbed():
-                built = sum(weight for _, weight in itertools.islice(self._chunks(), self._heavy_chunks))
+                built = sum(weight for _, weight in itertools.islice(self._chunks(), self._part_chunks))
             self.problem.work.add(passes=1 if self._prepared else built)
         self._part_share = self.problem.ranks.total(sum(kept.weight for kept in self._part()))
-        return 0 < self._part_share <= (MOST_HEAVY if self.heavy_first else MOST_IN_PART)
+        return 0 < self._part_share <= (1.0 if self.heavy_first else MOST_IN_PART)
 
     def _part(self) -> list[_Kept]:
-        """The heavy samples, or about a tenth of this process's data."""
+        """The heavy samples and those that stand in for the light ones, or about a tenth of this process's data."""
         if self._tiers is not None:
-            return self._kept[: self._heavy_chunks]
+            return self._kept[: self._part_chunks]
         return spread_part(self._kept, self._weight, self.problem.samples)
+
+    def _weighted_part(self) -> Iterator[tuple[_Kept, float]]:
+        """The part with weights that make it stand for all of the data."""
+        heavy = 0 if self._tiers is None else len(self._pieces(self._tiers.heavy))
+        factor = 1 / self._part_share if self._tiers is None else self._tiers.factor
+        for index, kept in enumerate(self._part()):
+            yield kept, kept.weight * (1.0 if index < heavy else factor)
 
     def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
         sums = [_Sum(vector, self.problem.ranks) for vector in vectors]
@@ -266,7 +274,7 @@ class HessianProducts:
     def _note(self, kept: _Kept, value: float, slope: list[Tensor], samples: int) -> None:
         """Of a chunk whose graph is built for the first time: its loss, its gradient, and its graph if that fits."""
         self._spent += self._graph_bytes(samples)
-        heavy = self._heavy_chunks is None or self._built < self._heavy_chunks
+        heavy = self._part_chunks is None or self._built < self._part_chunks
         if self._spent <= (self._budget if heavy else self._light_budget) and len(self._kept) == self._built:
             self._kept.append(kept)
         if self._slope is None:
@@ -290,9 +298,11 @@ class HessianProducts:
         self.problem.work.add(gradients=1)
 
     @property
-    def _heavy_chunks(self) -> int | None:
-        """How many chunks the heavy samples fill; None where all samples count alike."""
-        return None if self._tiers is None else len(self._pieces(self._tiers.heavy))
+    def _part_chunks(self) -> int | None:
+        """How many chunks the heavy samples and those that stand in fill; None where all samples count alike."""
+        if self._tiers is None:
+            return None
+        return len(self._pieces(self._tiers.heavy)) + len(self._pieces(self._tiers.standing))
 
     def _graph_bytes(self, samples: int) -> int:
         """What keeping the graph of a chunk takes: what autograd saves for every sample."""
@@ -348,20 +358,29 @@ def _memory(device: torch.device) -> int:
 
 
 class Tiers(NamedTuple):
-    """The numbers of the samples that hold nearly all of the mass, and of the others."""
+    """The numbers of the heavy samples, of a few that stand in for the light ones, and of the other light ones."""
 
     heavy: Tensor
-    light: Tensor
+    standing: Tensor
+    others: Tensor
+
+    @property
+    def factor(self) -> float:
+        """What the mean over those that stand in is multiplied by to stand for all light samples."""
+        return 1 + len(self.others) / len(self.standing)
 
 
 def tiers(problem: Problem) -> Tiers | None:
-    """The samples by their mass, where few hold nearly all of it, and all are in memory."""
+    """Which samples are heavy, where few hold nearly all of the mass, and all are in memory."""
     if not problem.alone or problem.data.resident is None:
         return None
     heavy = problem.survey.heaviest(LEFT_OF_HEAVY)
     if heavy is None or not 0 < float(heavy.double().mean()) <= MOST_HEAVY:
         return None
-    return Tiers(heavy.nonzero().squeeze(1), (~heavy).nonzero().squeeze(1))
+    light = (~heavy).nonzero().squeeze(1)
+    mixed = light[torch.randperm(len(light), generator=torch.Generator().manual_seed(0))]  # data may be sorted by class
+    count = min(STANDING_IN, -(-len(light) // 10))
+    return Tiers(heavy.nonzero().squeeze(1), mixed[:count].sort().values, mixed[count:].sort().values)
 
 
 class _Weighted(Protocol):

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from spiritlevel.network.layers import Function, Layer
+from spiritlevel.network.layers import Function, Layer, LinearMap
 from spiritlevel.network.tracing import Tracer, traced
 from spiritlevel.problem.batches import Batch, join
 from spiritlevel.problem.contract import Checked
@@ -90,6 +90,8 @@ class Survey:
             in that order.
         masses: Σ|∂ℓ/∂f| of every sample of this process, where there are `sizes`: as large as ∇²ℓ, and what ∇²f is
             multiplied with.
+        reaches: How far the outputs of every sample move with every layer's weight, squared, along ∂ℓ/∂f: (N, layers).
+            Curvature is mass times reach. Samples of large inputs reach far, and are often certain for that very reason.
     """
 
     loss: float
@@ -99,13 +101,27 @@ class Survey:
     slope: tuple[float, float] | None
     sizes: Tensor | None = None
     masses: Tensor | None = None
+    reaches: Tensor | None = None
 
     def heaviest(self, left: float) -> Tensor | None:
-        """True for the samples that hold all but this part of all mass; None where masses are not known, or all are needed."""
-        if self.masses is None:
+        """True for the samples that hold all but this part of all mass; None where masses are not known, or all are needed.
+
+        Where the others hold more of what some layer feels, those that hold all but this part of that are among them too. The
+        mass alone decides where it can: it is the same for all networks that compute the same function.
+        """
+        if self.masses is None or self.reaches is None:
             return None
         least = threshold(self.masses, left * float(self.masses.sum()))
-        return None if least is None else self.masses > least
+        if least is None:
+            return None
+        heavy = self.masses > least
+        felt = self.masses.unsqueeze(1) * self.reaches
+        for layer in felt.unbind(1):
+            total = float(layer.sum())
+            if float(layer[~heavy].sum()) > left * total:
+                least = threshold(layer, left * total)
+                heavy |= layer > (0.0 if least is None else least)
+        return None if bool(heavy.all()) else heavy
 
 
 def threshold(sizes: Tensor, left: float) -> float | None:
@@ -145,7 +161,7 @@ def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
     """Trace every chunk, weigh every sample; what other processes found included."""
     seen: dict[Any, Seen] = {}
     heavy, near = _Kept(problem), _Kept(problem)
-    total, sizes, weighed = 0.0, list[Tensor | None](), list[Tensor]()
+    total, sizes, weighed, reaches = 0.0, list[Tensor | None](), list[Tensor](), list[dict[str, Tensor]]()
     gradient = {name: torch.zeros_like(value) for name, value in problem.parameters.items()} if with_gradient else {}
     with problem.undisturbed():
         for chunk, weight in problem.chunks():
@@ -155,37 +171,68 @@ def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
             seen.setdefault((found.path, found.samples, tuple(sorted(found.shapes.items()))), found)
             loss, masses = _weighed(problem, outputs, chunk)
             total += weight * loss
-            if with_gradient:
-                _add_gradient(gradient, problem, tracer, outputs, chunk, weight)
+            felt = _add_gradient(gradient, problem, tracer, outputs, chunk, weight)
             heavy.add(chunk, masses)
             near.add(
                 chunk, masses, problem.shards.joined(tracer.near, len(chunk)) if not problem.whole else tracer.near
             )
             sizes.append(_column_sizes(problem, outputs, chunk) if None not in sizes else None)
             weighed.append(masses)
+            reaches.append({name: _over(part, masses) for name, part in felt.items()})
     problem.work.add(passes=1)
     shared = [each for found in problem.ranks.gather(list(seen.values())) for each in found]
     problem.ranks.sum_(list(gradient.values()))
     known = [each for each in sizes if each is not None]
     together = torch.cat(known) if len(known) == len(sizes) else None
     of_all = None if together is None else torch.cat(weighed)
+    reach = None if together is None else _side_by_side(reaches, [len(each) for each in weighed])
     slope = slope_norms(gradient, problem.parameters, problem.shards) if with_gradient else None
-    return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered(), slope, together, of_all)
+    return Survey(problem.ranks.total(total), shared, heavy.gathered(), near.gathered(), slope, together, of_all, reach)
 
 
 def _add_gradient(
-    gradient: dict[str, Tensor], problem: Checked, tracer: Tracer, outputs: Any, chunk: Batch, weight: float
-) -> None:
-    """The gradient of a chunk, backwards through the pass that was traced."""
+    gradient: dict[str, Tensor], problem: Checked, tracer: _Surveyor, outputs: Any, chunk: Batch, weight: float
+) -> dict[str, Tensor]:
+    """Backwards through the pass that was traced: ‖δ‖·‖φ‖ of every sample at every layer, and the gradient where it is wanted."""
     with torch.enable_grad():
         value = outputs if problem.whole else problem.loss_function.mean(outputs, chunk.targets)
-        if not value.requires_grad:
-            return
-        leaves = tracer.parameters
-        parts = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    for name, part in zip(leaves, parts, strict=True):
+        leaves = tracer.parameters if gradient else {}
+        asked = [*leaves.values(), *(use.result for use in tracer.uses)]
+        if not value.requires_grad or not asked:
+            return {}
+        parts = torch.autograd.grad(value, asked, allow_unused=True)
+    for name, part in zip(leaves, parts, strict=False):
         if part is not None:
             gradient[name].add_(part.detach(), alpha=weight)
+    felt: dict[str, Tensor] = {}
+    for use, delta in zip(tracer.uses, parts[len(leaves) :], strict=True):
+        if delta is not None:
+            reach = len(chunk) * _lengths(delta, len(chunk)) * use.inputs
+            felt[use.layer] = torch.hypot(felt[use.layer], reach) if use.layer in felt else reach
+    return felt
+
+
+def _lengths(tensor: Tensor, samples: int) -> Tensor:
+    """The norm of every sample's part of a tensor, which comes first in it."""
+    found: Tensor = torch.linalg.vector_norm(tensor.reshape(samples, -1), dim=1, dtype=torch.float64)
+    return found.cpu()
+
+
+def _over(felt: Tensor, masses: Tensor) -> Tensor:
+    """How far a sample's outputs move, squared; nothing is known of one without mass, and nothing matters."""
+    return torch.where(masses > 0, felt / masses.clamp_min(torch.finfo(torch.float64).tiny), 0.0).square()
+
+
+def _side_by_side(reaches: list[dict[str, Tensor]], samples: list[int]) -> Tensor:
+    """Samples of all chunks by layers; a layer that a chunk does not use is zero there."""
+    layers = sorted({name for each in reaches for name in each})
+    parts = [
+        torch.stack([each.get(name, torch.zeros(count, dtype=torch.float64)) for name in layers], 1)
+        if layers
+        else torch.zeros(count, 0, dtype=torch.float64)
+        for each, count in zip(reaches, samples, strict=True)
+    ]
+    return torch.cat(parts)
 
 
 def slope_norms(
@@ -219,14 +266,39 @@ def _seen(problem: Checked, tracer: Tracer, samples: int) -> Seen:
     )
 
 
+class _Use(NamedTuple):
+    """A layer at work in a trace: its result, and the norm of every sample's input."""
+
+    layer: str
+    result: Tensor
+    inputs: Tensor
+
+
 class _Surveyor(Tracer):
-    """A trace that also notices which samples have an activation within rounding of its kink."""
+    """A trace that also notices which samples have an activation within rounding of its kink, and how large inputs are."""
 
     def __init__(self, problem: Checked, batch: Batch) -> None:
         super().__init__(problem.leaves(), problem.shards.origin if problem.shards.divided else None)
         self._samples = len(batch) if problem.whole else len(problem.shards.rows(batch))
         self._close = NEAR * torch.finfo(problem.dtype).eps if problem.dtype == torch.float32 else 0.0
         self.near = torch.zeros(self._samples, dtype=torch.bool, device=problem.device)
+        self._weighs = not problem.whole and not problem.shards.divided
+        self.uses: list[_Use] = []
+
+    def on_linear(self, linear: LinearMap) -> Any:
+        result = super().on_linear(linear)
+        if self._weighs and isinstance(result, Tensor) and result.requires_grad:
+            self._weigh(linear, result)
+        return result
+
+    def _weigh(self, linear: LinearMap, result: Tensor) -> None:
+        if all(each.dim() and each.numel() and not len(each) % self._samples for each in (result, linear.inputs)):
+            self.uses.append(_Use(linear.layer.name, result, self._input_lengths(linear)))
+
+    def _input_lengths(self, linear: LinearMap) -> Tensor:
+        if linear.kind == "lookup":  # one-hot inputs
+            return torch.ones(self._samples, dtype=torch.float64)
+        return _lengths(linear.inputs.detach(), self._samples)
 
     def on_other(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in KINKED and self._close and args and isinstance(args[0], Tensor):
