@@ -33,7 +33,7 @@ GRAPH_BUDGET, GRAPH_COPIES = 1536 << 20, 4
 PART_SAMPLES, MOST_IN_PART = 200, 1 / 3
 # Where samples differ in how much they curve, the part is the heaviest of them: those that hold all but so much of all mass. Few
 # products follow with the others, so that of their graphs no more is kept than this.
-LEFT_OF_HEAVY, LIGHT_BUDGET = 3e-2, 64 << 20
+LEFT_OF_HEAVY, LIGHT_BUDGET = 5e-2, 64 << 20
 MOST_HEAVY = 0.4  # of all samples: more are not worth their products
 # A few of the others stand in for all of them, so that what they have in common is not overlooked: so many, or a tenth.
 STANDING_IN = 128
