@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from spiritlevel.landscape.directions import NORMALIZATIONS, Finder, Normalizati
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.losses import LossLike
 from spiritlevel.problem.problem import Problem
-from spiritlevel.saved import Format, as_tensor
+from spiritlevel.saved import Format, Saved, as_tensor
 
 Progress = Callable[[int, int], None]
 
@@ -30,8 +30,31 @@ FORMAT = Format("spiritlevel-landscape-1", "landscape", indent=None)
 SAVE_EVERY = 5
 
 
+class Landscape(Saved):
+    """Lines and surfaces share one format, in which `kind` says which of the two a file holds."""
+
+    _format = FORMAT
+
+    def to_dict(self) -> dict[str, Any]:
+        return FORMAT.document(self, kind=type(self).__name__.lower())
+
+    @classmethod
+    def _from_parts(cls, parts: dict[str, Any]) -> Self:
+        kind = parts.pop("kind", "grid that is not finished")
+        found = next(
+            (each for each in (Line, Surface) if each.__name__.lower() == kind and issubclass(each, cls)), None
+        )
+        if found is None:
+            raise ValueError(f"not a saved {cls.__name__.lower()}: the file holds a {kind}")
+        for key in ("steps", "x", "y", "losses", "accuracies"):
+            if parts.get(key) is not None:
+                parts[key] = as_tensor(parts[key])
+        parts["labels"], parts["notes"] = tuple(parts["labels"]), tuple(parts["notes"])
+        return cast("Self", found(**parts))
+
+
 @dataclass(frozen=True)
-class Line:
+class Line(Landscape):
     """The loss along one or several directions d: L(θ + t·d).
 
     Attributes:
@@ -50,16 +73,9 @@ class Line:
     normalization: str
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return FORMAT.document(self, kind="line")
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON; what is not finite is written as text."""
-        FORMAT.save(path, self.to_dict())
-
 
 @dataclass(frozen=True)
-class Surface:
+class Surface(Landscape):
     """The loss over a plane: L(θ + x·d + y·e).
 
     Attributes:
@@ -79,23 +95,12 @@ class Surface:
     normalization: str
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return FORMAT.document(self, kind="surface")
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON; what is not finite is written as text."""
-        FORMAT.save(path, self.to_dict())
-
 
 def load(path: str | os.PathLike[str]) -> Line | Surface:
     """A line or a surface that was saved."""
-    parts = FORMAT.parts(FORMAT.load(path))
-    kind = parts.pop("kind")
-    for key in ("steps", "x", "y", "losses", "accuracies"):
-        if parts.get(key) is not None:
-            parts[key] = as_tensor(parts[key])
-    parts["labels"], parts["notes"] = tuple(parts["labels"]), tuple(parts["notes"])
-    return Line(**parts) if kind == "line" else Surface(**parts)
+    found = Landscape.load(path)
+    assert isinstance(found, Line | Surface)
+    return found
 
 
 def line(
