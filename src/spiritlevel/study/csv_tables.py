@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from spiritlevel.study.results import GAPS, Cell, Quantities, Study, layer_of
+from spiritlevel.study.results import GAPS, Cell, Quantities, Study, is_of_network
 
 # What a spreadsheet takes for the beginning of a formula, also in the wide forms that some of them accept.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
@@ -120,9 +120,9 @@ def _quantity_columns(study: Study) -> Iterator[str]:
             yield name + suffix
             # The error of a layer that is exact everywhere, and its flag, which is the measure's, would only add columns.
             exact = all(quantities[name].error == 0 for quantities in cells if name in quantities)
-            if layer_of(name)[1] is None or not exact:
+            if is_of_network(name) or not exact:
                 yield f"{name}{suffix}.error"
-            if layer_of(name)[1] is None:
+            if is_of_network(name):
                 yield f"{name}{suffix}.converged"
 
 

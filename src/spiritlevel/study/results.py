@@ -220,7 +220,7 @@ class Study:
     def quantities(self, layers: bool | None = None) -> tuple[str, ...]:
         """The quantities measured on at least one network; `layers` keeps those of layers, or those of networks."""
         names = dict.fromkeys(name for cell in self.measured for name in cell.measures)
-        return tuple(name for name in names if layers is None or layers == (layer_of(name)[1] is not None))
+        return tuple(name for name in names if layers is None or layers != is_of_network(name))
 
     def column(self, name: str, rescaled: bool = False) -> list[float]:
         """The values of a quantity, one for each measured network; nan where a network lacks it."""
@@ -275,6 +275,15 @@ def layer_of(name: str) -> tuple[str, str | None]:
         return name, None
     base, _, layer = name[:-1].partition("[")
     return base, layer
+
+
+def is_of_network(name: str) -> bool:
+    """Whether a quantity is one of the whole network, not of a layer.
+
+    >>> is_of_network("kappa_trace[fc1.weight]"), is_of_network("rho_sum")
+    (False, True)
+    """
+    return layer_of(name)[1] is None
 
 
 def short_name(factor: str) -> str:

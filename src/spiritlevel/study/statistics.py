@@ -16,8 +16,7 @@ Array = NDArray[np.float64]
 # Weights of networks (draws × networks) → the statistic of every draw, nan where a draw has none.
 Statistic = Callable[[Array], Array]
 FEWEST = 6  # networks; with fewer an interval would be invention
-
-
+COMPETES = 0.9  # the share of networks, or of pairs of them, on which a measure must be defined to be ranked
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 
