@@ -112,7 +112,7 @@ def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
 
 
 def _own(tensor: Tensor, callers: Tensor | None) -> Tensor:
-    """A copy, unless the change of precision has made one, or it is none of the caller's."""
+    """A copy, unless the change of precision has made one, or the tensor is not the caller's."""
     return tensor if callers is None or tensor.dtype != callers.dtype else tensor.clone()
 
 
