@@ -22,7 +22,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    """A line of a table; written with both ends of a line first, so that either of them in a text is quoted."""
+    """A line of a table; written with both line endings first, so that a text that holds either of them is quoted."""
     stream = io.StringIO(newline="")
     csv.writer(stream, lineterminator="\r\n").writerow(cells)
     return stream.getvalue().removesuffix("\r\n") + "\n"

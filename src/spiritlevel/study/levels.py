@@ -57,7 +57,7 @@ def _over_levels(points: Sequence[tuple[Mark, int, Cell]], name: str, study: Stu
 
 
 def _of_owners(statistic: Statistic, positions: NDArray[np.intp]) -> Statistic:
-    """The statistic of points as one of the networks that they belong to."""
+    """A statistic of points as a statistic of the networks that they belong to."""
 
     def of_networks(weights: Array) -> Array:
         return statistic(weights[:, positions])

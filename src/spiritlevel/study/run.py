@@ -23,11 +23,12 @@ from spiritlevel.study.worker import DISK_FULL, HELD, REFUSED, is_disk_full
 
 # A worker that was killed or crashed is tried once more.
 MOST_ATTEMPTS = 2
-# A machine that is lost is no fault of the cell's: so often it is tried elsewhere.
+# A lost machine is not the cell's fault: the cell is tried elsewhere, up to this many times.
 MOST_LOSSES = 5
-# Seconds before looking again at a cell that another run holds, and the longest where it looks free from here only.
+# Seconds before looking again at a cell that another run holds; they grow up to the second number where its lock cannot
+# be seen from here.
 HELD_PAUSE, LONGEST_PAUSE = 2.0, 300.0
-# Seconds in which cells that end for the same reason are told of in one line.
+# Cells that end for the same reason within this many seconds are reported in one line.
 GATHER = 1.0
 
 
@@ -263,7 +264,7 @@ class _Held:
         return found
 
     def _tell_once(self, task: Task) -> None:
-        """Not at the first look: a worker that is killed takes a moment to let go."""
+        """Say once that a cell is waited for; not at the first look, because a killed worker takes a moment to let go."""
         for folder in held(_folders(task)):
             if folder not in self.told:
                 self.told.add(folder)
@@ -271,7 +272,7 @@ class _Held:
 
 
 class _Again:
-    """Says which cells are tried again and why; those that a machine takes with it, in one line."""
+    """Says which cells are tried again and why; all cells of a lost machine in one line."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
@@ -285,7 +286,7 @@ class _Again:
         self.cells.setdefault(how, []).append(folder.hash)
 
     def announce(self, now: bool = False) -> None:
-        """Say so, as soon as no more are to be expected for the same reason."""
+        """Report them, as soon as no more are expected for the same reason."""
         if not now and time.monotonic() - self.since < GATHER:
             return
         for how, names in self.cells.items():

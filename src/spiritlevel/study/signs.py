@@ -45,7 +45,7 @@ class Pair:
     """Two networks that differ in one factor (and perhaps in their seed).
 
     Attributes:
-        weight: How sure the sign of the gap is: 2Φ(|ΔG|/noise) − 1, 0 for a coin and 1 for certainty.
+        weight: How sure the sign of the gap is: 2Φ(|ΔG|/noise) − 1, 0 where it is a coin toss, 1 where it is certain.
         errors: Measure → its sign error.
         rescaled: The same after the random rescaling of both, where there is one.
         networks: Their names; a network at two levels is one network.

@@ -254,7 +254,7 @@ class CellFolder:
 
 
 def silent(_message: str) -> None:
-    """Where nobody wants to be told."""
+    """Ignores what it is told."""
 
 
 class StudyFolder:
@@ -367,7 +367,7 @@ class StudyFolder:
             return False
 
     def _adopt_trainings(self, cells: Iterable[_Described], tell: Tell) -> None:
-        """Take over complete trainings of the same settings; tell where they cannot be taken over."""
+        """Take over complete trainings of the same settings; report those that cannot be taken over."""
         trained, by_other_code = self._trainings()
         changed: dict[str, int] = defaultdict(int)
         for folder, cell, content in cells:

@@ -1,7 +1,8 @@
 """What is done to inputs before a network sees them, which must be what was done in training.
 
-Built-in images are x / 255. A network that was trained on standardized ones sees another world, and is measured at a loss that
-it never had. So the mean and the deviation of every channel can be given, taken from the data, or come with a checkpoint.
+Built-in images are x / 255. A network that was trained on standardized images would see other inputs, and would be
+measured at a loss that it never had. So the mean and the deviation of every channel can be given, taken from the data,
+or come with a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ KNOWN = dict.fromkeys(("12fca82f", "d509ac18", "014dd654", "4bfd9763", "1d1ed7c2
 
 @dataclass(frozen=True)
 class Standardization:
-    """(x − mean) / std in every channel, and who said so."""
+    """(x − mean) / std in every channel, and where that comes from."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
