@@ -158,9 +158,9 @@ class ParameterMode(Mode, ABC):
     def on_linear(self, linear: LinearMap) -> Any:
         """Called for every linear map of an activation by a parameter."""
 
-    @abstractmethod
-    def on_other(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Called for every other operation."""
+    def on_other(self, _name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called for every other operation; runs it."""
+        return function(*args, **kwargs)
 
     def _linear_map(
         self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -17,6 +17,7 @@ from torch import Tensor
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Checked
+from spiritlevel.problem.tensors import is_about_precision
 
 # Samples that take part, spread over the data.
 SAMPLES = 8
@@ -48,7 +49,7 @@ def check_derivatives(problem: Checked) -> None:
             with problem.in_precision(torch.float64) as double:
                 _check(problem, double(batch), DOUBLE)
         except RuntimeError as error:
-            if "dtype" not in str(error) and "type" not in str(error):
+            if not is_about_precision(error):
                 raise
             _check(problem, batch, SINGLE)  # the network insists on its own precision
 

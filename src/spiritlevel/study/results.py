@@ -151,6 +151,11 @@ class Axis:
         return all(member.rpartition(".")[2] == "seed" for member in self.members)
 
     @property
+    def is_batch_size(self) -> bool:
+        """Whether it is the batch size, or several settings that are tied to it."""
+        return any(short_name(member) == "batch_size" for member in self.members)
+
+    @property
     def numeric(self) -> bool:
         """Whether its levels are numbers, which then stand by size; all else stands in the order of the grid."""
         return all(_is_number(level[0]) for level in self.levels)

@@ -29,9 +29,9 @@ from pydantic import ValidationError
 
 from spiritlevel._version import __version__
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.saved import write_json, write_whole
+from spiritlevel.saved import sha256_of, write_json, write_whole
 from spiritlevel.study import files
-from spiritlevel.study.files import DamagedFileError, read_object, set_aside, sha256_of
+from spiritlevel.study.files import DamagedFileError, read_object, set_aside
 from spiritlevel.study.identity import NO_CODE, Code
 from spiritlevel.study.locks import Presence, holding, present
 from spiritlevel.study.merge import comparable, merged

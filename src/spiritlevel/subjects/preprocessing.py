@@ -7,7 +7,6 @@ or come with a checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import safetensors
 import torch
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.saved import sha256_of
 from spiritlevel.subjects.data import Dataset
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -89,9 +89,3 @@ def of_checkpoint(path: Path) -> Standardization | None:
         return None
     known = KNOWN.get(sha256_of(path)[:8])
     return None if known is None else Standardization(*known, f"{path.name}, a known checkpoint")
-
-
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file's content."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
