@@ -111,16 +111,16 @@ def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
     return chosen
 
 
-def is_about_precision(error: RuntimeError) -> bool:
-    """Whether an operation refused operands of this precision, which torch says in words only ("dtype", "scalar type")."""
-    return "type" in str(error)
-
-
 def _own(tensor: Tensor, callers: Tensor | None) -> Tensor:
-    """A copy, unless the change of precision has made one, or the tensor is not the caller's."""
+    """A copy, unless the change of precision has made one, or it is none of the caller's."""
     return tensor if callers is None or tensor.dtype != callers.dtype else tensor.clone()
 
 
 def as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
     """The tensor in this precision if it holds real numbers, else as it is."""
     return tensor.to(precision) if tensor.is_floating_point() else tensor
+
+
+def is_about_precision(error: RuntimeError) -> bool:
+    """Whether an operation refused operands of this precision, which torch says in words only ("dtype", "scalar type")."""
+    return "type" in str(error)

@@ -128,7 +128,7 @@ class _Run:
         self.queue = deque(task for task in tasks if not self._ended(task))
         self.submitted: set[Task] = set()
         self.held = _Held(progress.tell)
-        self.again = _Again(progress.tell)
+        self.retries = _Retries(progress.tell)
 
     def _ended(self, task: Task) -> bool:
         return all(folder in self.done or folder in self.failed for folder in _folders(task))
@@ -141,9 +141,9 @@ class _Run:
             for task, outcome in self.engine.finished():
                 self.submitted.remove(task)
                 self._take(task, outcome)
-            self.again.announce()
+            self.retries.announce()
             self._show()
-        self.again.announce(now=True)
+        self.retries.announce(now=True)
 
     def _submit(self) -> None:
         """Hand over what the engine has room for; a job that would only find that another run has its cell is not made."""
@@ -193,7 +193,7 @@ class _Run:
         for folder in folders:
             how = _in_words(folder, outcome)
             note_attempt(folder, how)
-            self.again.add(folder, how)
+            self.retries.add(folder, how)
         if outcome.lost:
             self.queue.appendleft(replace(task, cells=tuple(folder.cell for folder in folders), lost=task.lost + 1))
         else:  # each alone, so that a cell that crashes again costs no other one
@@ -271,7 +271,7 @@ class _Held:
                 self.tell(f"cell {folder.hash} is at work in another run ({holder_of(folder)}); waiting for it")
 
 
-class _Again:
+class _Retries:
     """Says which cells are tried again and why; all cells of a lost machine in one line."""
 
     def __init__(self, tell: Tell) -> None:
