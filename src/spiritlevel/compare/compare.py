@@ -101,7 +101,7 @@ class Comparison(Saved, Shown):
     def probability(self, name: str, first: str, second: str) -> float:
         """The probability, from the errors, that `first` is flatter than `second` by this measure.
 
-        nan where the values are lower bounds, of which there is none.
+        nan where the values are lower bounds, which leave it open.
         """
         if self.undecidable(name):
             return math.nan

@@ -70,7 +70,7 @@ class Robustness(Saved, Shown):
         largest: The largest F found by ascent over ‖A‖ ≤ 1, nan where it was not sought; `witness` is its A.
         settled: Whether the ascent was no longer gaining.
         noise, noise_error: The mean rise with noise of the matching distribution at the features, drawn anew for every
-            sample, and its standard error; nan where samples cannot be told apart.
+            sample, and its standard error; nan where the layer's inputs cannot be assigned to samples.
         kappa, kappa_error: κ^l = ‖W‖² λ_max(H_l) and the bound on its error.
         bound: δ²/2·κ^l·max(1, ‖A‖)²: at a critical point no F exceeds it by more than O(δ³).
         curve: The same over a range of δ.

@@ -258,7 +258,7 @@ def _buffers(problem: Problem, directions: Sequence[Parameters]) -> Parameters:
 
 
 def _held_notes(problem: Problem, directions: Sequence[Parameters], steps: Tensor) -> list[str]:
-    """That buffers do not go along beyond the models, where there are such and sums of the steps go there."""
+    """The note that buffers do not change beyond the models, where there are buffers and steps that lead there."""
     moving = set(_buffers(problem, directions)) & set(dict(problem.model.named_buffers()))
     inside = float(steps.min()) >= 0 and float(steps.max()) <= 1
     if not moving or inside:
@@ -367,7 +367,7 @@ def _fingerprint(
     because its last digits depend on how many threads found it.
     """
     loss = f"{problem.loss_function.name} {problem.loss():.6g}"
-    held = " buffers held" if _buffers(problem, directions) else ""  # grids from before they were are not continued
+    held = " buffers held" if _buffers(problem, directions) else ""  # earlier grids moved them and are not continued
     digest = hashlib.sha256(f"{loss} {problem.dtype} {origin} {dict(jobs)!r}{held}".encode())
     for tensor in _tensors(problem, directions if origin is None else ()):
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
