@@ -43,7 +43,12 @@ def seen(tmp_path_factory) -> list[dict]:
         subprocess.Popen([sys.executable, str(WORKER), str(rank), "2", str(place)], env=environment)
         for rank in range(2)
     ]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    try:
+        assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    finally:  # none is left behind, to be blamed on another test
+        for process in processes:
+            process.kill()
+            process.wait()
     return [json.loads(Path(f"{place}.{rank}").read_text()) for rank in range(2)]
 
 
