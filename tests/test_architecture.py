@@ -210,10 +210,11 @@ def test_tests_mirror_the_rooms():
     assert not untested, f"rooms without a folder of tests: {sorted(untested)}"
 
 
-def test_no_module_is_too_long():
-    lengths = {path.relative_to(ROOT): len(path.read_text("utf-8").splitlines()) for path in modules().values()}
+def test_no_file_is_too_long():
+    files = (*modules().values(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"))
+    lengths = {path.relative_to(ROOT): len(path.read_text("utf-8").splitlines()) for path in files}
     long = [f"{path}: {lines} lines" for path, lines in lengths.items() if lines > LONGEST]
-    assert not long, f"modules of more than {LONGEST} lines; cut them where the subject changes:\n" + "\n".join(long)
+    assert not long, f"files of more than {LONGEST} lines; cut them where the subject changes:\n" + "\n".join(long)
 
 
 def test_measures_are_papers_and_nothing_else():

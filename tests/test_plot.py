@@ -13,7 +13,7 @@ from scipy import stats
 from torch import nn
 
 import spiritlevel as sl
-from cases import mlp
+from case_networks import mlp
 from spiritlevel import plot
 from spiritlevel.landscape import landscape
 from spiritlevel.show.correlation import correlate

@@ -7,9 +7,12 @@ and registers its functions. So `print(report)` works, and nothing that computes
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
+
+from spiritlevel.saved import write_whole
 
 _FACTS: ContextVar[Mapping[str, str]] = ContextVar("facts")
 _MODULES: dict[type, str] = {}
@@ -44,6 +47,17 @@ def show(result: object, view: str, **options: Any) -> Any:
         known = ", ".join(name for owner, name in _VIEWS if owner is kind)
         raise TypeError(f"a {kind.__name__} has no view {view!r}; it has {known}")
     return _VIEWS[kind, view](result, **options)
+
+
+class Shown:
+    """A result that prints as a table and writes a page, by its views `text` and `page`."""
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained page."""
+        write_whole(path, show(self, "page"))
+
+    def __str__(self) -> str:
+        return str(show(self, "text"))
 
 
 def set_facts(facts: Mapping[str, str]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -59,6 +60,49 @@ class Format:
             raise ValueError(f"not a saved {self.what}: {path} is not JSON ({error})") from None
 
 
+class Saved:
+    """A result that is written to one JSON file and read from it. A subclass names its format and how parts become a result.
+
+    >>> import tempfile
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Answer(Saved):
+    ...     value: float
+    ...     _format = Format("answer-1", "answer")
+    ...     @classmethod
+    ...     def _from_parts(cls, parts):
+    ...         return cls(number(parts["value"]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Answer(math.inf).save(f"{folder}/answer.json")
+    ...     Answer.load(f"{folder}/answer.json")
+    Answer(value=inf)
+    """
+
+    _format: ClassVar[Format]
+
+    @classmethod
+    def _from_parts(cls, parts: dict[str, Any]) -> Self:
+        """The result from what `to_dict` gives besides the tag of the format."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings: what `save` writes. A number that is not finite becomes a string."""
+        return self._format.document(self)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """The result that `to_dict` described."""
+        return cls._from_parts(cls._format.parts(plain))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write JSON; a file that exists at `path` afterwards is whole."""
+        self._format.save(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote."""
+        return cls.from_dict(cls._format.load(path))
+
+
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +140,12 @@ def _flush_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's content."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------

@@ -284,6 +284,19 @@ def test_landscapes_are_saved_and_loaded_with_infinite_losses(tmp_path):
     assert isinstance(loaded, landscape.Line)
     assert loaded.losses.tolist() == [[math.inf, 1.0]]
     assert loaded.to_dict() == line.to_dict()
+    assert landscape.Line.load(tmp_path / "line.json").to_dict() == line.to_dict()
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    grid = torch.zeros(2, 2)
+    surface = landscape.Surface(grid[0], grid[0], grid, None, ("seed 0", "seed 1"), "layer")
+    surface.save(tmp_path / "surface.json")
+    assert isinstance(landscape.load(tmp_path / "surface.json"), landscape.Surface)
+    with pytest.raises(ValueError, match="not a saved line: the file holds a surface"):
+        landscape.Line.load(tmp_path / "surface.json")
+    (tmp_path / "points.json").write_text('{"format": "spiritlevel-landscape-1", "fingerprint": "", "values": {}}')
+    with pytest.raises(ValueError, match="the file holds a grid that is not finished"):
+        landscape.load(tmp_path / "points.json")
 
 
 def test_the_model_comes_back_as_it_was_and_regression_has_no_accuracy(trained):

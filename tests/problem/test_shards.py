@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
+from spiritlevel.problem.sharded import _Exchange
 from spiritlevel.problem.shards import WHOLE
 from spiritlevel.problem.wrappers import in_shards
 
@@ -19,6 +20,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 from shards_worker import NAMES, batch_loss, recurrent, subject
 
 WORKER = Path(__file__).with_name("shards_worker.py")
+
+
+def test_a_map_and_its_adjoint_are_each_others_derivatives() -> None:
+    A = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def cube(x: torch.Tensor) -> torch.Tensor:
+        return _Exchange.apply(x, lambda v: A @ v, lambda v: A.T @ v) ** 3
+
+    x = torch.tensor([0.5, -2.0], dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(cube(x), (A @ x) ** 3)
+    assert torch.autograd.gradcheck(cube, x)
+    assert torch.autograd.gradgradcheck(cube, x)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +43,12 @@ def seen(tmp_path_factory) -> list[dict]:
         subprocess.Popen([sys.executable, str(WORKER), str(rank), "2", str(place)], env=environment)
         for rank in range(2)
     ]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    try:
+        assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    finally:  # none is left behind, to be blamed on another test
+        for process in processes:
+            process.kill()
+            process.wait()
     return [json.loads(Path(f"{place}.{rank}").read_text()) for rank in range(2)]
 
 

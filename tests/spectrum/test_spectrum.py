@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
-from cases import mlp
+from case_networks import mlp
 from refusals import refused
 from spiritlevel.curvature.dense import dense_hessian
 from spiritlevel.curvature.density import extremes, moment, quadratures

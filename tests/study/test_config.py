@@ -89,7 +89,7 @@ def test_seeds_are_a_number_or_a_list(tiny):
         ("[16, 30]", "[16, 16]", 17, "factors.training.batch_size: values must differ from each other, got [16, 16]"),
         ("[16, 30]", "[16, -30]", 17, "factors.training.batch_size: input should be greater than or equal to 1, got -30"),
         ("training.batch_size = [16, 30]", "seed = [1]", 17, "seeds are crossed by themselves"),
-        ("training.batch_size = [16, 30]", "training.stop = [{train_loss = 1}]", 17, "a table is no value to cross"),
+        ("training.batch_size = [16, 30]", "training.stop = [{train_loss = 1}]", 17, "a table cannot be crossed; cross the settings inside"),
         ("training.batch_size = [16, 30]", "a = [{model.width = 1}, {}]", 17, "the same keys in every table"),
         ("epochs = 3", "epochs = 3\nstop = {}", 15, "training.stop: needs at least one of train_accuracy"),
         ("epochs = 3", "epochs = 3\nstop = {train_loss = 1, loss = 1}", 15, "training.stop.loss: unknown key"),

@@ -10,11 +10,12 @@ from torch import nn
 from refusals import refused
 from spiritlevel.cli import main
 from spiritlevel.measuring.report import Report
+from spiritlevel.saved import sha256_of
 from spiritlevel.study.settings import DataSection
 from spiritlevel.study.train import load_samples
 from spiritlevel.subjects.data import load_data
 from spiritlevel.subjects.networks import build_model
-from spiritlevel.subjects.preprocessing import KNOWN, Standardization, of_checkpoint, sha256_of, statistics_of
+from spiritlevel.subjects.preprocessing import KNOWN, Standardization, of_checkpoint, statistics_of
 
 
 @pytest.fixture(scope="module")

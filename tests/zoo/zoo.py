@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import dense_oracle
 import spiritlevel as sl
@@ -140,3 +141,21 @@ def _near(value: sl.Value, wanted: float, rel: float) -> None:
     assert value.error <= 0.1 * abs(wanted), (value, wanted)
     bound = rel * abs(wanted) if value.exact else 4 * value.error + rel * abs(wanted)
     assert abs(value.value - wanted) <= bound, (value, wanted)
+
+
+# A small problem that many tests share.
+X, Y = gaussian(6, 4), integers(3, 6)
+TOKENS = integers(7, 6, 4)
+
+
+def whole(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+    """A loss of the form (model, batch) -> (mean, count)."""
+    return F.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
+
+
+def mean_on(x: Tensor) -> Mean:
+    return lambda model: F.cross_entropy(model(x), Y)
+
+
+def check_cross_entropy(build: Callable[[], nn.Module], x: Tensor = X, **options: Any) -> sl.Report:
+    return check(seeded(build), (x, Y), "cross_entropy", mean_on(x), **options)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from spiritlevel.measuring.report import Report
-from spiritlevel.presenting import show
-from spiritlevel.saved import Format, number, write_whole
+from spiritlevel.presenting import Shown
+from spiritlevel.saved import Format, Saved, number
 
 Verdict = Literal["invariant", "moves", "undecided"]
-
-
-FORMAT = Format("spiritlevel-audit-1", "audit")
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Saved, Shown):
     """All findings of one audit, with the numbers behind them.
 
     `verdict(measure, kind)` and `factor(measure, kind)` answer the question; printing gives a table.
@@ -74,6 +70,8 @@ class Audit:
     ...     Audit.load(f"{folder}/audit.json").findings == Audit.from_dict(found.to_dict()).findings == found.findings
     True
     """
+
+    _format: ClassVar = Format("spiritlevel-audit-1", "audit")
 
     findings: tuple[Finding, ...]
     original: Report
@@ -113,33 +111,11 @@ class Audit:
         found = [(0.0, self.original[measure].value)]
         return found + [(t.strength, t.report[measure].value) for t in self.trials if t.kind == kind]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and strings: what `save` writes."""
-        return FORMAT.document(self)
-
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Audit:
-        """The audit that `to_dict` described."""
-        parts = FORMAT.parts(plain)
+    def _from_parts(cls, parts: dict[str, Any]) -> Audit:
         return cls(
             findings=tuple(Finding(**{**each, "factor": number(each["factor"])}) for each in parts["findings"]),
             original=Report.from_dict(parts["original"]),
             trials=tuple(Trial(**{**each, "report": Report.from_dict(each["report"])}) for each in parts["trials"]),
             skipped=parts["skipped"],
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON; a file that exists at `path` afterwards is whole."""
-        FORMAT.save(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Audit:
-        """Read what `save` wrote."""
-        return cls.from_dict(FORMAT.load(path))
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained page."""
-        write_whole(path, show(self, "page"))
-
-    def __str__(self) -> str:
-        return str(show(self, "text"))

@@ -20,17 +20,12 @@ from spiritlevel.measuring.registry import read_measure
 from spiritlevel.presenting import facts as known_facts
 from spiritlevel.presenting import set_facts
 from spiritlevel.problem.losses import BUILT_IN
+from spiritlevel.saved import sha256_of
 from spiritlevel.subjects.checkpoint import load_checkpoint
 from spiritlevel.subjects.data import Dataset, load_data
 from spiritlevel.subjects.factory import import_factory
 from spiritlevel.subjects.networks import build_model
-from spiritlevel.subjects.preprocessing import (
-    Standardization,
-    of_checkpoint,
-    read_numbers,
-    sha256_of,
-    statistics_of,
-)
+from spiritlevel.subjects.preprocessing import Standardization, of_checkpoint, read_numbers, statistics_of
 
 ModelName = Annotated[
     str,

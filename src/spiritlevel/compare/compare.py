@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -19,19 +18,17 @@ from spiritlevel.measuring.record import Measure, is_invariant
 from spiritlevel.measuring.registry import ALL, resolve_measures
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
-from spiritlevel.presenting import show
+from spiritlevel.presenting import Shown
 from spiritlevel.problem.batches import Data
 from spiritlevel.problem.losses import Loss, resolve_loss
-from spiritlevel.saved import Format, json_ready, numbers, write_whole
-
-FORMAT = Format("spiritlevel-comparison-1", "comparison")
+from spiritlevel.saved import Format, Saved, json_ready, numbers
 
 # More networks than this are summed up instead of listed pair by pair.
 _MOST_LISTED = 4
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Saved, Shown):
     """How several networks rank by every measure on the same data.
 
     Attributes:
@@ -57,9 +54,13 @@ class Comparison:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     found.save(f"{folder}/comparison.json")
     ...     found.to_html(f"{folder}/comparison.html")
+    ...     Comparison.load(f"{folder}/comparison.json").ranking(name)
+    ['flat', 'sharp']
     >>> Comparison.from_dict(found.to_dict()).ranking(name)
     ['flat', 'sharp']
     """
+
+    _format: ClassVar = Format("spiritlevel-comparison-1", "comparison")
 
     reports: Mapping[str, Report]
     confidence: float = LEVEL
@@ -100,7 +101,7 @@ class Comparison:
     def probability(self, name: str, first: str, second: str) -> float:
         """The probability, from the errors, that `first` is flatter than `second` by this measure.
 
-        nan where the values are lower bounds, of which there is none.
+        nan where the values are lower bounds, which leave it open.
         """
         if self.undecidable(name):
             return math.nan
@@ -144,7 +145,7 @@ class Comparison:
             name: [{"first": a, "second": b, "first_is_flatter": self.probability(name, a, b)} for a, b in pairs]
             for name in self.measures
         }
-        return FORMAT.document(
+        return self._format.document(
             {
                 "confidence": self.confidence,
                 "statements": self.statements(),
@@ -158,40 +159,13 @@ class Comparison:
         )
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Comparison:
-        """The comparison that `to_dict` described."""
-        saved = FORMAT.parts(plain)
+    def _from_parts(cls, saved: dict[str, Any]) -> Comparison:
         reports = {name: Report.from_dict(entry) for name, entry in saved["reports"].items()}
         parts = {
             name: {key: tuple(values) for key, values in each.items()}
             for name, each in numbers(saved.get("parts", {})).items()
         }
         return cls(reports, saved["confidence"], parts, saved.get("no_sampling_error", "it was not saved"))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON; a file that exists at `path` afterwards is whole."""
-        FORMAT.save(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Comparison:
-        """Read what `save` wrote.
-
-        >>> import tempfile
-        >>> from spiritlevel.measuring.value import Cost
-        >>> reports = {name: Report({}, loss=0.5, cost=Cost(), problem={}, environment={}) for name in ("a", "b")}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Comparison(reports, confidence=0.9).save(f"{folder}/comparison.json")
-        ...     Comparison.load(f"{folder}/comparison.json").names
-        ['a', 'b']
-        """
-        return cls.from_dict(FORMAT.load(path))
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained page."""
-        write_whole(path, show(self, "page"))
-
-    def __str__(self) -> str:
-        return str(show(self, "text"))
 
 
 def compare(

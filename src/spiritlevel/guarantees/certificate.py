@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from spiritlevel.presenting import show
-from spiritlevel.saved import Format, from_json_ready, write_whole
+from spiritlevel.presenting import Shown, show
+from spiritlevel.saved import Format, Saved, from_json_ready
 
 if TYPE_CHECKING:
     from spiritlevel.show.drawing import Drawing
 
-FORMAT = Format("spiritlevel-certificate-1", "certificate")
-
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Saved, Shown):
     """With probability at least 1 − δ, the test error of the noisy network Q is at most `bound`.
 
     Attributes:
@@ -49,6 +46,8 @@ class Certificate:
     True
     """
 
+    _format: ClassVar = Format("spiritlevel-certificate-1", "certificate")
+
     bound: float
     terms: Mapping[str, float]
     kl_bound: float
@@ -72,33 +71,11 @@ class Certificate:
         """Whether the bound says nothing: no error exceeds 1."""
         return self.bound >= 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and strings: what `save` writes."""
-        return FORMAT.document(self)
-
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Certificate:
-        """The certificate that `to_dict` described."""
-        parts = FORMAT.parts(plain)
+    def _from_parts(cls, parts: dict[str, Any]) -> Certificate:
         return cls(**{**from_json_ready(parts), "notes": tuple(parts["notes"])})
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON; a file that exists at `path` afterwards is whole."""
-        FORMAT.save(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Certificate:
-        """Read what `save` wrote."""
-        return cls.from_dict(FORMAT.load(path))
 
     def drawing(self) -> Drawing:
         """The terms as a stacked bar; `.figure` is a matplotlib figure, `.svg()` an element for a page."""
         drawn: Drawing = show(self, "drawing")
         return drawn
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained page."""
-        write_whole(path, show(self, "page"))
-
-    def __str__(self) -> str:
-        return str(show(self, "text"))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.network.layers import Function, LinearMap, ParameterMode
+from spiritlevel.network.layers import LinearMap, ParameterMode
 from spiritlevel.problem.problem import Problem
 
 # Entries of the matrices drawn for one chunk. Where one a sample would be more, samples share them at random: each still
@@ -109,6 +109,3 @@ class _Injecting(ParameterMode):
         if linear.layer.name != self._layer:
             return linear.rebuild(linear.inputs)
         return linear.rebuild(self._change(linear))
-
-    def on_other(self, _name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return function(*args, **kwargs)

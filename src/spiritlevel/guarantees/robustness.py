@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import glob
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +22,14 @@ from spiritlevel.guarantees.injection import Injection, NoFeaturesError
 from spiritlevel.guarantees.mixing import MOST_FEATURES, RANDOM, Mixing, SpectralBall, given, norm
 from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.needs import Needs
-from spiritlevel.presenting import show
+from spiritlevel.presenting import Shown, show
 from spiritlevel.problem.losses import Loss
 from spiritlevel.problem.problem import Problem
-from spiritlevel.saved import Format, as_tensor, json_ready, numbers, write_whole
+from spiritlevel.saved import Format, Saved, as_tensor, json_ready, numbers
 
 if TYPE_CHECKING:
     from spiritlevel.show.drawing import Drawing
 
-FORMAT = Format("spiritlevel-robustness-1", "feature robustness")
 _NO_NUMBERS = ("layer", "settled", "matrices", "notes", "witness")
 # How closely the second-order value has to agree to be said to hold.
 AGREEMENT = 0.05
@@ -58,7 +56,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Robustness:
+class Robustness(Saved, Shown):
     """F(δ, S, A) = mean over the samples of ℓ(g(W(φ + δAφ)), y) − ℓ(f(x), y), for one layer.
 
     Attributes:
@@ -72,7 +70,7 @@ class Robustness:
         largest: The largest F found by ascent over ‖A‖ ≤ 1, nan where it was not sought; `witness` is its A.
         settled: Whether the ascent was no longer gaining.
         noise, noise_error: The mean rise with noise of the matching distribution at the features, drawn anew for every
-            sample, and its standard error; nan where samples cannot be told apart.
+            sample, and its standard error; nan where the layer's inputs cannot be assigned to samples.
         kappa, kappa_error: κ^l = ‖W‖² λ_max(H_l) and the bound on its error.
         bound: δ²/2·κ^l·max(1, ‖A‖)²: at a critical point no F exceeds it by more than O(δ³).
         curve: The same over a range of δ.
@@ -81,12 +79,19 @@ class Robustness:
         matrices: Which matrices: "orthogonal", "gaussian" or "given".
         notes: What a reader must know.
 
+    >>> import tempfile
     >>> model, x = nn.Linear(2, 1, bias=False), torch.eye(2)
     >>> _ = nn.init.constant_(model.weight, 5.0)
     >>> found = feature_robustness(model, (x, torch.full((2, 1), 5.0)), "weight", 0.1, "mse", deltas=[0.1])
     >>> round(found.mean, 4), round(found.bound, 4)  # δ²/2·‖W‖²·λ_max(H), reached: H = I
     (0.25, 0.25)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found.save(f"{folder}/robustness.json")
+    ...     Robustness.load(f"{folder}/robustness.json").bound == Robustness.from_dict(found.to_dict()).bound == found.bound
+    True
     """
+
+    _format: ClassVar = Format("spiritlevel-robustness-1", "feature robustness")
 
     layer: str
     delta: float
@@ -111,52 +116,20 @@ class Robustness:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes. A number that is not available becomes None."""
-        return FORMAT.document({**json_ready(vars(self), null=True), "witness": self.witness})
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON; a file that exists at `path` afterwards is whole."""
-        FORMAT.save(path, self.to_dict())
+        return self._format.document({**json_ready(vars(self), null=True), "witness": self.witness})
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Robustness:
-        """What `to_dict` described; a number that was not available is nan.
-
-        >>> point = Point(0.1, 0.2, 0.0, 0.2, float("nan"), 0.3)
-        >>> found = Robustness("w", 0.1, 1, (0.2,), *[0.2] * 5, True, None, *[0.2] * 5, (point,), 0.1, "given")
-        >>> Robustness.from_dict(found.to_dict()).curve[0].adversarial
-        nan
-        """
-        parts = FORMAT.parts(plain)
+    def _from_parts(cls, parts: dict[str, Any]) -> Robustness:
         floats = numbers({key: entry for key, entry in parts.items() if key not in _NO_NUMBERS})
         lists = {key: tuple(entries) for key, entries in (("values", floats["values"]), ("notes", parts["notes"]))}
         curve = tuple(Point(**point) for point in floats["curve"])
         witness = None if parts["witness"] is None else as_tensor(parts["witness"])
         return cls(**{**parts, **floats, **lists, "curve": curve, "witness": witness})
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Robustness:
-        """Read what `save` wrote.
-
-        >>> import tempfile
-        >>> found = Robustness("w", 0.1, 1, (0.2,), *[0.2] * 5, True, None, *[0.2] * 5, (), 0.1, "given")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     found.save(f"{folder}/robustness.json")
-        ...     Robustness.load(f"{folder}/robustness.json") == found
-        True
-        """
-        return cls.from_dict(FORMAT.load(path))
-
     def drawing(self) -> Drawing:
         """F against δ with its bound; `.figure` is a matplotlib figure, `.svg()` an element for a page."""
         drawn: Drawing = show(self, "drawing")
         return drawn
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one self-contained page."""
-        write_whole(path, show(self, "page"))
-
-    def __str__(self) -> str:
-        return str(show(self, "text"))
 
 
 Matrices = Literal["orthogonal", "gaussian"] | Tensor | Sequence[Tensor]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spiritlevel.curvature.statistics import targets_of
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.losses import IGNORED
@@ -51,17 +52,12 @@ def choose_zero_one(problem: Problem, given: ZeroOne | None) -> ZeroOne:
 
 def _check_own(problem: Problem, given: ZeroOne, batch: Batch) -> None:
     with problem.undisturbed(), torch.no_grad():
-        found = given(problem.outputs(problem.parameters, batch), _targets(batch))
+        found = given(problem.outputs(problem.parameters, batch), targets_of(batch))
     if not isinstance(found, Tensor) or tuple(found.shape) != (len(batch),):
         came = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise SpiritLevelError(f"zero_one must return one number for each of the {len(batch)} samples, got {came}")
     if not bool(((found.double() >= 0) & (found.double() <= 1)).all()):
         raise SpiritLevelError("zero_one must return numbers between 0 and 1: the bound holds for such losses only")
-
-
-def _targets(batch: Batch) -> Tensor:
-    assert batch.targets is not None
-    return batch.targets
 
 
 def error_rates(
@@ -78,7 +74,7 @@ def _error_rate(
     total, seen = 0.0, 0
     for chunk, _ in problem.chunks():
         outputs = problem.outputs(parameters, chunk)
-        total += float(zero_one(outputs, _targets(chunk)).double().sum())
+        total += float(zero_one(outputs, targets_of(chunk)).double().sum())
         seen += len(chunk)
         if most_samples is not None and seen >= most_samples:
             break

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from spiritlevel.landscape.directions import NORMALIZATIONS, Finder, Normalizati
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.losses import LossLike
 from spiritlevel.problem.problem import Problem
-from spiritlevel.saved import Format, as_tensor
+from spiritlevel.saved import Format, Saved, as_tensor
 
 Progress = Callable[[int, int], None]
 
@@ -30,8 +30,31 @@ FORMAT = Format("spiritlevel-landscape-1", "landscape", indent=None)
 SAVE_EVERY = 5
 
 
+class Landscape(Saved):
+    """Lines and surfaces share one format, in which `kind` says which of the two a file holds."""
+
+    _format = FORMAT
+
+    def to_dict(self) -> dict[str, Any]:
+        return FORMAT.document(self, kind=type(self).__name__.lower())
+
+    @classmethod
+    def _from_parts(cls, parts: dict[str, Any]) -> Self:
+        kind = parts.pop("kind", "grid that is not finished")
+        found = next(
+            (each for each in (Line, Surface) if each.__name__.lower() == kind and issubclass(each, cls)), None
+        )
+        if found is None:
+            raise ValueError(f"not a saved {cls.__name__.lower()}: the file holds a {kind}")
+        for key in ("steps", "x", "y", "losses", "accuracies"):
+            if parts.get(key) is not None:
+                parts[key] = as_tensor(parts[key])
+        parts["labels"], parts["notes"] = tuple(parts["labels"]), tuple(parts["notes"])
+        return cast("Self", found(**parts))
+
+
 @dataclass(frozen=True)
-class Line:
+class Line(Landscape):
     """The loss along one or several directions d: L(θ + t·d).
 
     Attributes:
@@ -50,16 +73,9 @@ class Line:
     normalization: str
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return FORMAT.document(self, kind="line")
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON; what is not finite is written as text."""
-        FORMAT.save(path, self.to_dict())
-
 
 @dataclass(frozen=True)
-class Surface:
+class Surface(Landscape):
     """The loss over a plane: L(θ + x·d + y·e).
 
     Attributes:
@@ -79,23 +95,12 @@ class Surface:
     normalization: str
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return FORMAT.document(self, kind="surface")
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON; what is not finite is written as text."""
-        FORMAT.save(path, self.to_dict())
-
 
 def load(path: str | os.PathLike[str]) -> Line | Surface:
     """A line or a surface that was saved."""
-    parts = FORMAT.parts(FORMAT.load(path))
-    kind = parts.pop("kind")
-    for key in ("steps", "x", "y", "losses", "accuracies"):
-        if parts.get(key) is not None:
-            parts[key] = as_tensor(parts[key])
-    parts["labels"], parts["notes"] = tuple(parts["labels"]), tuple(parts["notes"])
-    return Line(**parts) if kind == "line" else Surface(**parts)
+    found = Landscape.load(path)
+    assert isinstance(found, Line | Surface)
+    return found
 
 
 def line(
@@ -253,7 +258,7 @@ def _buffers(problem: Problem, directions: Sequence[Parameters]) -> Parameters:
 
 
 def _held_notes(problem: Problem, directions: Sequence[Parameters], steps: Tensor) -> list[str]:
-    """That buffers do not go along beyond the models, where there are such and sums of the steps go there."""
+    """The note that buffers do not change beyond the models, where there are buffers and steps that lead there."""
     moving = set(_buffers(problem, directions)) & set(dict(problem.model.named_buffers()))
     inside = float(steps.min()) >= 0 and float(steps.max()) <= 1
     if not moving or inside:
@@ -362,7 +367,7 @@ def _fingerprint(
     because its last digits depend on how many threads found it.
     """
     loss = f"{problem.loss_function.name} {problem.loss():.6g}"
-    held = " buffers held" if _buffers(problem, directions) else ""  # grids from before they were are not continued
+    held = " buffers held" if _buffers(problem, directions) else ""  # earlier grids moved them and are not continued
     digest = hashlib.sha256(f"{loss} {problem.dtype} {origin} {dict(jobs)!r}{held}".encode())
     for tensor in _tensors(problem, directions if origin is None else ()):
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())

@@ -1,7 +1,8 @@
 """Andriushchenko, Croce, Müller, Hein, Flammarion 2023, "A Modern Look at the Relationship between Sharpness and Generalization".
 
 The mean rise of the loss under noise in proportion to the weights: Gaussian of standard deviation ρ|θ| (ℓ2), or uniform on ±ρ|θ|
-(ℓ∞). Batches make no difference to a mean; logits divided by their size make one, because scale is otherwise part of the loss.
+(ℓ∞). Dividing the data into batches does not change a mean; dividing logits by their size does, because their scale is
+otherwise part of the loss.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from spiritlevel.measuring.readings import unavailable
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.value import Value
 
-# So many pairs of opposite draws at least: fewer say little of their spread.
+# The fewest pairs of opposite draws: fewer say little about their spread.
 FEWEST_PAIRS = 8
 
 

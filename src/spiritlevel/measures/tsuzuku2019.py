@@ -13,7 +13,7 @@ from spiritlevel.measuring.readings import DIAGONAL, TRACE, Reading, from_statis
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.statistics import Statistics
 
-# Up to so many rows and columns the minimum is approached by Newton's method at the end, in so many steps at most.
+# Up to this many rows and columns Newton's method ends the search for the minimum, in at most this many steps.
 MOST_POLISHED, NEWTON_STEPS = 200, 6
 
 
@@ -54,7 +54,7 @@ def balanced_scales(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Ten
 
 
 def _polished(h: Tensor, w: Tensor, x: Tensor, y: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A few steps of Newton's method, where half steps creep: they stop at a difference of rounding, far from the minimum."""
+    """A few steps of Newton's method: half steps can become so slow that they seem to have converged far from the minimum."""
     for _ in range(NEWTON_STEPS):
         up, down = h * (x.unsqueeze(-1) + y.unsqueeze(-2)).exp(), w * (-x.unsqueeze(-1) - y.unsqueeze(-2)).exp()
         slope, bend = up - down, up + down

@@ -28,7 +28,7 @@ OPTIONS: Mapping[str, Any] = {"rho": 0.5, "norm": "l2", "scale": "element", "log
 
 
 def check_choices(measure: Measure) -> None:
-    """Refuse an option that is none of the words it may be."""
+    """Refuse an option whose value is not one of the allowed words."""
     for key, words in CHOICES.items():
         chosen = measure.options.get(key, words[0])
         if chosen not in words:
@@ -37,7 +37,7 @@ def check_choices(measure: Measure) -> None:
 
 
 def adaptive_scale(evidence: Evidence, scale: str) -> Tensor:
-    """|θ_i| of every entry, or for a filter the norm of all its weights; what is no filter counts entry by entry."""
+    """|θ_i| of every entry, or for a filter the norm of all its weights; other parameters count entry by entry."""
     if scale == "element":
         return evidence.scaling("entries")
     layers = evidence.anatomy.layers
@@ -121,7 +121,7 @@ def searched(
     region: Region,
     seen: Callable[[Slopes], Slopes] = lambda slopes: slopes,
 ) -> Searched | str:
-    """The largest rise within a region, on all data or on every batch of m samples; in words why there is none.
+    """The largest rise within a region, on all data or on every batch of m samples; a sentence that says why there is none.
 
     seen: What is climbed in the region's coordinates, for a loss in those of the parameters.
     """

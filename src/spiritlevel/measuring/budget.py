@@ -1,4 +1,4 @@
-"""As much accuracy as some seconds buy: the tolerance is tightened step by step as long as the next step fits."""
+"""As much accuracy as a number of seconds allows: the tolerance is tightened step by step as long as the next step fits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from spiritlevel.measuring.report import Report
 
-# Tolerances in turn, each with the most probes: half an order of accuracy takes ten times the probes.
+# The tolerances to try in turn, each with its limit of probes: half an order of accuracy takes ten times the probes.
 STEPS = ((0.1, 16), (3e-2, 64), (1e-2, 640), (3e-3, 6_400), (1e-3, 64_000), (1e-4, 640_000), (1e-5, 6_400_000))
 # How much longer a step takes than the one before, where that is not known yet.
 GROWTH = 3.0

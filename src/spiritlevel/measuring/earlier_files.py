@@ -1,4 +1,4 @@
-"""What files of earlier versions say only in their sentences, as the data that files have now."""
+"""Files of earlier versions say some things in sentences only; here these become the data that files have now."""
 
 from __future__ import annotations
 

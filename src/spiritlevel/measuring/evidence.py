@@ -46,7 +46,7 @@ from spiritlevel.problem.survey import slope_norms
 
 @dataclass
 class Gathered:
-    """What has been found out so far; None where nobody has asked."""
+    """What has been found out so far; None for what was not asked for yet."""
 
     anatomy: Anatomy | None = None
     products: HessianProducts | None = None
@@ -163,7 +163,7 @@ class Evidence:
 
     @cached_property
     def _kinds(self) -> frozenset[str]:
-        """What is swept and probed: a trace is had more cheaply than a diagonal, but probes give diagonals."""
+        """The statistics to sweep and to probe: a trace costs a sweep less than a diagonal, but probes give diagonals."""
         wanted = self.needs.statistics
         if TRACE in wanted and (DIAGONAL in wanted or self.bent):
             return wanted - {TRACE} | {DIAGONAL}
@@ -187,7 +187,7 @@ class Evidence:
             arrays[FISHER] |= self._slow_fisher()
         parameters, shards = self.problem.parameters, self.problem.shards
         for kind in kinds & {DIAGONAL, FISHER}:
-            for name, value in parameters.items():  # a parameter the outputs never feel has a block of zeros
+            for name, value in parameters.items():  # a parameter without effect on the outputs has a block of zeros
                 if name not in arrays[kind]:
                     arrays[kind][name] = torch.zeros_like(value, dtype=torch.float64)
         if DIAGONAL in kinds:
@@ -232,12 +232,12 @@ class Evidence:
 
     @property
     def _left(self) -> list[Mapping[str, Mapping[str, Tensor]]]:
-        """What the sweep drew once instead of sweeping it, taken off."""
+        """What the sweep estimated from one random draw, as a change that takes it away again."""
         return [self.swept.left] if self.anatomy.axes and self.swept.left is not None else []
 
     @property
     def partly_swept(self) -> bool:
-        """Whether something was left to chance that is small but not zero."""
+        """Whether the sweep left something small to chance."""
         return bool(self._left)
 
     @property
@@ -246,7 +246,7 @@ class Evidence:
 
     @cached_property
     def sees_samples(self) -> bool:
-        """Whether the loss of a single sample can be had; a loss of the form (model, batch) gives means over batches."""
+        """Whether the loss of a single sample is available; a loss of the form (model, batch) gives means over batches."""
         return not self.problem.whole or self.problem.data.pieces(divide=False) == self.problem.samples
 
     @property

@@ -37,13 +37,13 @@ HALVES = tuple(
 QUARTERS = tuple((group, (group + step) % GROUPS) for step in (1, 2) for group in ALL)
 SUBSETS = (ALL, *ONE_LEFT_OUT, *HALVES, *QUARTERS)
 
-# The bias grows at least so much from all groups to halves, entries being all noise; faster growth than the other is taken
-# for that.
+# The least and the most that the bias can grow from all groups to halves: the least where entries are all noise; faster
+# growth is read as the most.
 LEAST_GROWTH, MOST_GROWTH = math.sqrt(2), 4.0
-# So much of the bias that the growth stands for is taken off. Noise smaller than that of all groups may add less than the
-# growth from there on says: between all of it and about two thirds, so that the bar holds the rest.
+# The share of the extrapolated bias that is taken off, and the share that is added to the error. Noise below that of
+# all groups may add less bias than the growth above it suggests: between all of it and about two thirds.
 TAKEN, REMAINING = 0.9, 0.35
-# A square of so many standard errors has a root whose error is that of its derivative.
+# From this many standard errors on, the error of a square's root follows from the derivative of the root.
 CERTAIN = 3.0
 
 

@@ -22,9 +22,9 @@ LARGER_IS_FLATTER = frozenset({"volume_flatness"})
 # What rounding may do to a value beyond its own error, relative to its size: networks that compute the same function
 # have weights that are rounded differently.
 _ROUNDING = {"float32": 1e-4, "float64": 1e-7}
-# Up to so many standard errors their distribution is normal; beyond, the few groups they come from show.
+# Up to this many standard errors the distribution is normal; beyond, the tails of errors from few groups are longer.
 _NORMAL = 2.0
-# So many of them leave a probability that no number here can hold.
+# At this many standard errors the probability is zero in double precision.
 _CERTAIN = 1000
 
 

@@ -34,7 +34,7 @@ def expected_passes(evidence: Evidence) -> float:
 
 
 class Reporter:
-    """Tells a listener the current stage, the passes so far and a guess of the time left; by itself it tells nobody."""
+    """Reports the current stage, the passes so far and a guess of the time left to a listener, if there is one."""
 
     def __init__(self, listen: Listener | None = None) -> None:
         self._listen = listen
@@ -44,11 +44,11 @@ class Reporter:
         self._started = time.monotonic()
 
     def within(self, prefix: str) -> None:
-        """What the following stages belong to."""
+        """Put this before the names of the following stages."""
         self._prefix = prefix
 
     def expect(self, passes: Callable[[], float]) -> None:
-        """A plan begins that takes about so many passes, as far as is known when asked."""
+        """Begin a plan that takes about this many passes; the function is called when an estimate is needed."""
         self._expected, self._passes, self._started = passes, 0.0, time.monotonic()
 
     def stage(self, name: str) -> None:

@@ -70,7 +70,8 @@ def from_statistics(
         return Value(
             name=measure.name,
             value=found.value,
-            error=found.error + torch.finfo(evidence.problem.dtype).tiny,  # less cannot be told from zero
+            error=found.error
+            + torch.finfo(evidence.problem.dtype).tiny,  # smaller values are indistinguishable from zero
             exact=exact,
             converged=found.error <= (evidence.probe_tolerance if noisy else evidence.tolerance) * abs(found.value),
             method=_method(evidence, not noisy),

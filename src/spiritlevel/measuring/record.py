@@ -35,7 +35,7 @@ class Measure:
         costly: Left out of the default set.
         of_function: Whether the scale of the outputs moves it only through the loss, so that a loss which does not see that
             scale makes it blind to it.
-        in_shards: Whether it can be had of a model of which every process holds a part.
+        in_shards: Whether it can be measured on a model that is divided among processes, each of which holds a part.
 
     >>> scaled = Measure(
     ...     "scaled_trace", "dinh2017", "the trace times a constant", "c · Tr H", frozenset(), options={"c": 1.0},

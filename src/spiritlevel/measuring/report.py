@@ -6,18 +6,16 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from spiritlevel.measuring import earlier_files
 from spiritlevel.measuring.value import Cost, Value, scalars
-from spiritlevel.presenting import show
-from spiritlevel.saved import Format, as_tensor, from_json_ready, number, numbers, write_whole
-
-FORMAT = Format("spiritlevel-report-1", "report")
+from spiritlevel.presenting import Shown, show
+from spiritlevel.saved import Format, Saved, as_tensor, from_json_ready, number, numbers, write_whole
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Saved, Shown):
     """Every value of one call of `measure`, with the problem it belongs to.
 
     `report[name]` is a `Value`; iteration goes over names in the order asked for. Printing gives a table. `interrupted`
@@ -35,6 +33,8 @@ class Report:
     ...     Report.load(f"{folder}/report.json") == Report.from_dict(report.to_dict()) == report.without_witnesses()
     True
     """
+
+    _format: ClassVar = Format("spiritlevel-report-1", "report")
 
     values: Mapping[str, Value]
     loss: float
@@ -75,14 +75,8 @@ class Report:
         loss = {f"{prefix}/loss": self.loss} if math.isfinite(self.loss) else {}
         return loss | scalars(self.values, prefix, layers=layers)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and strings: what `save` writes. Non-finite numbers become the strings JSON lacks."""
-        return FORMAT.document(self)
-
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Report:
-        """The report that `to_dict` described."""
-        parts = FORMAT.parts(plain)
+    def _from_parts(cls, parts: dict[str, Any]) -> Report:
         return cls(
             values={name: value_from_dict(entry) for name, entry in parts["values"].items()},
             loss=number(parts["loss"]),
@@ -98,12 +92,7 @@ class Report:
 
         witnesses: Write the maximisers too, each of which is as large as the model.
         """
-        FORMAT.save(path, (self if witnesses else self.without_witnesses()).to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Report:
-        """Read what `save` wrote."""
-        return cls.from_dict(FORMAT.load(path))
+        self._format.save(path, (self if witnesses else self.without_witnesses()).to_dict())
 
     # How a report is shown is registered from above, where it is known; see `presenting`.
     def to_html(
@@ -120,9 +109,6 @@ class Report:
         shown = [f"{name}={value}" for name, value in list(self.values.items())[:3]]
         more = [f"… {len(self) - 3} more"] if len(self) > 3 else []
         return f"<Report: loss {self.loss:.4g}{counted}; {', '.join([*shown, *more])}>"
-
-    def __str__(self) -> str:
-        return str(show(self, "text"))
 
     def _repr_html_(self) -> str:
         return str(show(self, "fragment"))

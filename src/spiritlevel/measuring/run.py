@@ -90,7 +90,7 @@ def measure(
         seed: For everything random; no global random state is touched.
         progress: True for a progress bar on standard error, or a function of (what, passes so far).
         parameters: Names or patterns of the parameters to measure; all trainable ones by default.
-        dtype: Measure in this precision instead of the model's own, or of double precision where that costs nothing.
+        dtype: The precision to measure in; by default the model's own, or double precision where that costs nothing.
         fix_data: Keep the first pass over a loader that shuffles or augments, and use it for all.
         most_probes: The most random probes for a block that is not exact, at least 8.
         samples: Measure on so many samples, chosen at random, and add the error of that choice to every bar.
@@ -161,12 +161,12 @@ def _problem(
     parameters: list[str] | None,
     dtype: torch.dtype | None,
 ) -> Problem:
-    """The problem in this precision; where none is asked for in the model's own, or in double where that costs nothing."""
+    """The problem in this precision; by default the model's own, or double where that costs nothing."""
     build = functools.partial(
         Problem, model, plan.loss, data, parameters=parameters, distributed=plan.distributed, shards=True
     )
     if dtype is None and _affords_double(model, data):
-        # Some networks insist on their own precision. What is wrong in both is told of their own, below.
+        # Some networks run in their own precision only. An error that occurs in both is raised below, for their own.
         with contextlib.suppress(RuntimeError, TypeError, SpiritLevelError):
             return build(dtype=torch.float64)
     return build(dtype=dtype)
@@ -180,7 +180,7 @@ def _affords_double(model: nn.Module, data: Data) -> bool:
     parameters = list(model.parameters())
     inputs = [leaf for leaf in tree_leaves(data.first.inputs) if isinstance(leaf, torch.Tensor)]
     if any(is_lazy(each) or each.dtype == torch.float64 for each in (*parameters, *inputs)):
-        return False  # or else what does not fit together is for others to refuse
+        return False  # what does not fit together is refused elsewhere
     return is_small(sum(each.numel() for each in parameters), data.samples)
 
 
@@ -284,7 +284,7 @@ def _on_a_subset(
     The sampling error comes from random groups: the subset's own parts are measured one by one, which costs about as much
     as measuring it whole, and the spread of their values is carried over to the size of the subset.
     """
-    plan = replace(plan, starts=None)  # parts of the data end elsewhere
+    plan = replace(plan, starts=None)  # searches on parts of the data end at other vectors
     divide = divides(plan.loss, data)
     subset, groups, share = random_subset(data, samples, divide, plan.seed)
 
@@ -357,7 +357,7 @@ def environment() -> dict[str, str]:
 
 
 def _peak_memory() -> int:
-    """The process's peak resident memory in bytes; 0 where the system does not tell."""
+    """The process's peak resident memory in bytes; 0 where the system does not report it."""
     if resource is None:
         return 0
     peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

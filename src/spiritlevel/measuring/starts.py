@@ -12,7 +12,7 @@ from spiritlevel.measuring.needs import Operator
 
 
 class Starts:
-    """The Ritz vectors of the last call by operator or by a layer's name, (k, n): the one that was looked for first.
+    """The Ritz vectors of the last call by operator or by a layer's name, (k, n): first the one that was searched for.
 
     A search that starts from them is certified as any other: it ends when its residual says so. `numbers` is for searches of
     other kinds, by their names.
@@ -39,6 +39,6 @@ class Starts:
             self._vectors[key] = torch.cat([pair.vector.unsqueeze(0), pair.others])
 
     def forget(self) -> None:
-        """Start from chance again."""
+        """Forget them: the next searches start from random vectors."""
         self._vectors.clear()
         self.numbers.clear()

@@ -25,7 +25,7 @@ class Value:
         value: The number. `inf` and `nan` are possible and explained in `notes`.
         error: Absolute error; `error_kind` says of which kind.
         exact: Whether the value is exact up to rounding.
-        converged: Whether the computation reached the tolerance; the error of a random subset of the data is none of its own.
+        converged: Whether the computation reached the tolerance; the sampling error of a random subset is not counted.
         method: How it was computed, in words.
         layers: Weight's parameter name → the measure of that layer.
         layer_errors: The same keys → absolute error of that layer's value (absent keys: exact up to rounding).

@@ -82,7 +82,7 @@ def cross_entropy(
 def _soft_cross_entropy(
     log_p: Tensor, target: Tensor, weight: Tensor | None, classes: int, reduction: str, smoothing: float
 ) -> Tensor:
-    """The labels are probabilities; the mean is over samples and positions, whatever they add up to."""
+    """The labels are probabilities; the mean is over samples and positions, whatever the probabilities add up to."""
     if smoothing:
         target = target * (1 - smoothing) + smoothing / target.shape[classes]
     loss = -(_weighted(log_p, weight, classes) * target).sum(classes)

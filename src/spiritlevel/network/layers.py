@@ -19,7 +19,7 @@ from spiritlevel.network.modes import Mode
 from spiritlevel.network.operations import COMPOSITE, CONVOLUTIONS, SYNONYMS, TRANSPOSED
 
 Function = Callable[..., Any]
-# The parameter whose numbers a tensor has in its memory, and its shape: for one that is gathered whenever it is used.
+# Tensor → name and shape of the parameter whose numbers it holds, for parameters that are gathered anew at every use.
 Origin = Callable[[Tensor], tuple[str, torch.Size] | None]
 
 
@@ -39,7 +39,7 @@ class Layer:
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """A tensor of the weight's shape as (groups, rows a group, columns a group, kernel positions)."""
-        kernel = tensor.shape[2:].numel()  # not −1: a layer of width zero has no entries to tell it from
+        kernel = tensor.shape[2:].numel()  # not −1, which torch cannot resolve for a layer of width zero
         blocks = tensor.reshape(self.groups, tensor.shape[0] // self.groups, tensor.shape[1], kernel)
         return blocks.transpose(1, 2) if self.transposed else blocks
 
@@ -101,14 +101,14 @@ def as_written(
 class ParameterMode(Mode, ABC):
     """Knows which tensors are parameters (or their transposes) while a network runs.
 
-    `path` is the sequence of operations that ran: it tells a network that takes another branch for other samples.
+    `path` is the sequence of operations that ran; it differs where a network takes another branch for other samples.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], origin: Origin | None = None) -> None:
         super().__init__()
         self._origin = origin
         self._names: dict[int, tuple[str, bool]] = {id(tensor): (name, False) for name, tensor in parameters.items()}
-        self._alive: list[Any] = list(parameters.values())  # an id is only good while its tensor lives
+        self._alive: list[Any] = list(parameters.values())  # an id is valid only while its tensor is alive
         self.path: list[str] = []
 
     def name_of(self, tensor: Any) -> str | None:
@@ -119,7 +119,7 @@ class ParameterMode(Mode, ABC):
     def _named(self, tensor: Any) -> tuple[str, bool] | None:
         """The parameter that this tensor is, and whether it is the transpose of it.
 
-        A parameter in parts is another tensor at every use, which is not kept: it is told by its memory and its strides.
+        A parameter divided among processes is a new tensor at every use; its memory and strides show which one it is.
         """
         found = self._names.get(id(tensor))
         if found is not None or self._origin is None or not isinstance(tensor, Tensor):
@@ -156,11 +156,11 @@ class ParameterMode(Mode, ABC):
 
     @abstractmethod
     def on_linear(self, linear: LinearMap) -> Any:
-        """A parameter met its activation."""
+        """Called for every linear map of an activation by a parameter."""
 
-    @abstractmethod
-    def on_other(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Anything else that happened to a tensor."""
+    def on_other(self, _name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called for every other operation; runs it."""
+        return function(*args, **kwargs)
 
     def _linear_map(
         self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -9,21 +9,21 @@ from torch.overrides import TorchFunctionMode
 
 
 def depth() -> int:
-    """How many modes are at work."""
+    """How many modes are active."""
     return int(_C._len_torch_function_stack())
 
 
 def drop_above(before: int) -> None:
-    """Take off what was put on since there were `before` modes: Ctrl-C may strike between a mode's start and its end."""
+    """Remove modes until only `before` are left: Ctrl-C can arrive between a mode's start and its end."""
     while depth() > before:
         _C._pop_torch_function_stack()
 
 
 class Mode(TorchFunctionMode):
-    """A mode whose end takes off what is on top of it and itself, and nothing where torch lost it to an interruption.
+    """A mode that on leaving removes itself and all modes above it, or nothing if an interruption removed it before.
 
-    torch's own takes off whatever is on top, and fails where there is nothing: it would hide the Ctrl-C. If torch renames the
-    two functions of its stack used here, the tests of interruptions fail.
+    torch's own modes remove whatever is on top, and fail on an empty stack, which would hide the Ctrl-C. If torch
+    renames the two functions of its stack used here, the tests of interruptions fail.
     """
 
     def __enter__(self) -> Any:

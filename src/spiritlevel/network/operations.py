@@ -57,7 +57,7 @@ STRAIGHT = _words("""
     new_ones new_empty new_full setitem copy requires_grad detach alias as_strided atleast_1d atleast_2d
     atleast_3d native_channel_shuffle block_diag meshgrid nan_to_num real
 """)
-# What comes out does not move with what goes in: constants of the same shape, and steps.
+# The result does not change with the input: constants of the same shape, and step functions.
 CONSTANT = _words("""
     detach data zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full
     sign floor ceil round trunc heaviside

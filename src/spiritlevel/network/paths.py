@@ -110,7 +110,7 @@ def log_path_sum(
     except TracingError:
         raise
     except (RuntimeError, TypeError, ValueError, LookupError) as error:  # code of the network that looks at numbers
-        raise TracingError(f"the network cannot be run on sums over paths: {error}") from error
+        raise TracingError(f"the network cannot be computed on sums over paths: {error}") from error
     if not isinstance(result, Tensor) or not mode.known(result):
         raise TracingError("the outputs do not come from the inputs by linear maps, rectifiers and pooling")
     total = float(result.sum())
@@ -124,7 +124,7 @@ class _Paths(ParameterMode):
         super().__init__(tensors)
         self._tensors, self._power = tensors, power
         self._logs = {id(tensor): 0.0 for tensor in inputs}
-        self._kept: list[Any] = list(inputs)  # an id is only good while its tensor lives
+        self._kept: list[Any] = list(inputs)  # an id is valid only while its tensor is alive
 
     def known(self, tensor: Any) -> bool:
         return id(tensor) in self._logs
@@ -199,7 +199,7 @@ class _Paths(ParameterMode):
             return self._largest(function, args, kwargs)
         result = function(*args, **kwargs)
         if name in ("to", "type", "type_as") and isinstance(result, Tensor) and result.is_floating_point():
-            return self._carry(tracked[0].clone(), self.log_of(tracked[0]))  # in double precision all the same
+            return self._carry(tracked[0].clone(), self.log_of(tracked[0]))  # the sums stay in double precision
         if name in _PASSING and len(tracked) == 1:
             return self._passed(result, self.log_of(tracked[0]))
         if not any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(result)):

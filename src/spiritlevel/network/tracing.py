@@ -121,7 +121,7 @@ class Tracer(ParameterMode):
 
     def _remember(self, tensor: Tensor, depends: frozenset[str]) -> None:
         if self._origin is not None and self._origin(tensor) is not None:
-            return  # known by its memory, which is let go
+            return  # recognized by its memory, so that it need not be kept alive
         self._alive.append(tensor)
         self._depends[id(tensor)] = depends
 

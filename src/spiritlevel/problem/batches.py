@@ -22,7 +22,7 @@ from spiritlevel.problem.objects import is_one_batch, tensors_of, with_tensors
 # The entry of a dict batch that holds the targets, as Hugging Face's libraries name it.
 LABELS = "labels"
 
-# A network is small up to so many parameters times samples: the time goes into other things than arithmetic there.
+# Up to this many parameters times samples a network counts as small: most of its time is overhead, not arithmetic.
 SMALL = 10_000_000
 
 
@@ -30,9 +30,9 @@ SMALL = 10_000_000
 class Batch:
     """Some samples: what the model is called with, and what the loss compares with.
 
-    `inputs` is a tensor, a tuple of positional or a dict of keyword arguments. A batch without targets, of any kind, for a
-    loss of the form (model, batch) stands in `inputs` whole, and `targets` is None. `form` makes of inputs and targets
-    what the caller's batch was: the dict that `labels` stood in, or a named tuple.
+    `inputs` is a tensor, a tuple of positional or a dict of keyword arguments. For a loss of the form (model, batch), a
+    batch of any kind is kept whole in `inputs`, and `targets` is None. `form` makes of inputs and targets what the
+    caller's batch was: the dict that `labels` stood in, or a named tuple.
     """
 
     inputs: Any
@@ -82,7 +82,7 @@ class Data:
         self._fingerprints: list[tuple[float, ...]] | None = None
         self._spread: dict[int, list[Batch]] = {}
         self._change: Callable[[Batch], Batch] | None = None
-        self.unequal = ""  # says where inputs and targets differ in length, which only a loss of whole batches takes
+        self.unequal = ""  # where inputs and targets differ in length, which only a loss of whole batches accepts
         pair = _as_pair(source)
         if pair is not None:
             self.resident = pair
@@ -108,7 +108,7 @@ class Data:
             return
         known = self._fingerprints
         index = -1
-        full = (batch for batch in map(_as_batch, self._source) if len(batch))  # an empty batch has no part in a mean
+        full = (batch for batch in map(_as_batch, self._source) if len(batch))  # an empty one adds nothing to a mean
         for index, batch in enumerate(full):
             if known is not None and (index >= len(known) or not _same(_fingerprint(batch), known[index])):
                 raise NondeterministicError(self._changed(f"batch {index} differs from the pass before"))
@@ -290,13 +290,13 @@ def _as_batch(entry: Any) -> Batch:
 
 
 def not_a_pair(entry: Any) -> str:
-    """What is said of a batch in which no inputs and targets can be told apart."""
+    """The message for a batch in which inputs and targets cannot be distinguished."""
     length = f" of length {len(entry)}" if isinstance(entry, Sequence) else ""
     return f"a batch must be a pair (inputs, targets) or a dict, got {type(entry).__name__}{length}"
 
 
 def _of_dict(entry: dict[str, Any]) -> Batch:
-    """A dict batch, its labels apart where there is one for each sample of every other entry."""
+    """A dict batch; its labels become the targets if there is one for each sample of every other entry."""
     labels = entry.get(LABELS)
     others = {key: part for key, part in entry.items() if key != LABELS}
     leaves = tree_leaves(others)
@@ -332,7 +332,7 @@ def _unequal_lengths(batch: Batch, index: int) -> str:
 
 
 def _check_batch(batch: Batch, index: int, before: int) -> None:
-    """Numbers that are there and finite, else an error that says where."""
+    """Refuse tensors without data, NaN and infinity, and say where they are."""
     leaves = tensors_of((batch.inputs, batch.targets))
     if any(leaf.is_meta for leaf in leaves):
         raise SpiritLevelError(f"batch {index} is on the meta device, which holds no numbers: pass tensors with data")
@@ -365,12 +365,12 @@ def _fingerprint(batch: Batch) -> tuple[float, ...]:
 
 
 def _weights(size: int, device: torch.device) -> Tensor:
-    """Numbers of order one of which no two are alike."""
+    """Numbers of order one, all different."""
     return torch.arange(1, size + 1, dtype=torch.float64, device=device).mul_(2**0.5).cos_()
 
 
 def _new_labels(targets: Tensor | None, seen: set[tuple[int, ...]], most: int) -> set[int]:
-    """The first sample of every label not `seen` before (of every pair of least and largest where it has several)."""
+    """The first sample of every label not `seen` before; one with several labels counts by its least and largest."""
     if targets is None or targets.is_floating_point() or targets.dim() == 0 or len(seen) >= most or not targets.numel():
         return set()
     labels = targets.reshape(len(targets), -1)
@@ -392,7 +392,7 @@ def _same(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
 
 
 def join(batches: Sequence[Batch]) -> Batch | None:
-    """All in one, or None where their shapes do not allow it."""
+    """All batches joined into one, or None where their shapes do not allow it."""
     columns = [tree_leaves((batch.inputs, batch.targets)) for batch in batches]
     first = columns[0]
     fits = all(

@@ -25,7 +25,7 @@ from spiritlevel.problem.loss_checks import check_loss, check_mean, check_scalar
 from spiritlevel.problem.replica import watching
 from spiritlevel.problem.shards import WHOLE, Shards
 
-# What to do about what a model says when it is called, by words of it.
+# What to do about an error that a model raises when it is called, by words of its message.
 REMEDIES = {
     "does not require grad": ". Wrap what it differentiates in torch.enable_grad()",
     "DTensor": (
@@ -33,7 +33,7 @@ REMEDIES = {
         "torch.distributed.fsdp.fully_shard alone, or measure the plain module"
     ),
 }
-# So many samples, spread over the data, and as many with other labels are looked at beside the first ones.
+# Besides the first samples, this many spread over the data are checked, and as many with other labels.
 SPREAD = 8
 
 
@@ -70,7 +70,7 @@ def check_model(problem: Checked) -> None:
 
 
 class ReachesPastTheStandIn(Exception):
-    """The network reads the caller's own parameters, past the stand-in for its module: these are their names."""
+    """The network reads these parameters from the caller's own model instead of from the stand-in for it."""
 
     def __init__(self, names: set[str]) -> None:
         super().__init__(min(names))
@@ -112,7 +112,7 @@ def _watching_parameters(problem: Checked) -> Iterator[None]:
 
 
 def check_gradient(problem: Checked) -> None:
-    """One sample backward: what cannot be differentiated at all is said now."""
+    """Differentiate the loss of one sample, so that a loss without derivatives is refused now."""
     leaves = problem.leaves()
     try:
         with torch.enable_grad():
@@ -124,7 +124,7 @@ def check_gradient(problem: Checked) -> None:
 
 
 def _first_outputs(problem: Checked, batch: Batch) -> Any:
-    """The first call of the model; one that fails or writes into its inputs is told apart from one that is random."""
+    """The outputs of the first call; a model that fails, or writes into its inputs, is not mistaken for a random one."""
     given = batch.map(Tensor.clone)
     try:
         outputs = problem.outputs(problem.parameters, given)
@@ -183,7 +183,7 @@ def _normalizing_modules(problem: Checked) -> str:
 
 
 def refuse_nonfinite_loss(problem: Checked) -> None:
-    """Look for the sample on which the loss is NaN or infinite, and raise with its number; quiet where none is.
+    """Look for the sample on which the loss is NaN or infinite, and raise with its number; return where there is none.
 
     Where every loss is finite, its derivatives may not be: see `refuse_nonfinite_derivatives`.
     """
@@ -231,7 +231,7 @@ def _unsound(problem: Checked, batch: Batch) -> tuple[str, str] | None:
     signs = [torch.randint(0, 2, part.shape, generator=generator).to(part) * 2 - 1 for part in live]
     try:
         second = torch.autograd.grad(live, values, signs, allow_unused=True)
-    except RuntimeError:  # an operation without a second derivative, which is no derivative that is not finite
+    except RuntimeError:  # an operation has no second derivative: that is refused elsewhere
         return None
     wrong = _first_nonfinite(names, second)
     if wrong is None:

@@ -1,4 +1,4 @@
-"""What a problem is to those who look at one before it is complete."""
+"""The view of a problem that checks work with, before the problem is complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Parameters = dict[str, Tensor]
 
 
 class Checked(Protocol):
-    """What checks use of a problem."""
+    """The parts of a problem that checks use."""
 
     buffers_change: bool
     data: Data

@@ -1,7 +1,8 @@
 """Is the gradient that autograd gives the slope of the loss? One comparison with differences of losses, in double precision.
 
-It is not behind gradient reversal, a straight-through estimator or a hook that changes gradients, nor where a parameter
-reaches the loss by a way that autograd does not record. The Hessian of such a "gradient" belongs to no function.
+It is not where the network contains gradient reversal, a straight-through estimator or a hook that changes gradients,
+nor where a parameter reaches the loss by a way that autograd does not record. The Hessian of such a "gradient" belongs
+to no function.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Checked
+from spiritlevel.problem.tensors import is_about_precision
 
 # Samples that take part, spread over the data.
 SAMPLES = 8
@@ -47,7 +49,7 @@ def check_derivatives(problem: Checked) -> None:
             with problem.in_precision(torch.float64) as double:
                 _check(problem, double(batch), DOUBLE)
         except RuntimeError as error:
-            if "dtype" not in str(error) and "type" not in str(error):
+            if not is_about_precision(error):
                 raise
             _check(problem, batch, SINGLE)  # the network insists on its own precision
 
@@ -66,7 +68,7 @@ class _Trial:
     point: dict[str, Tensor]
     gradient: dict[str, Tensor]
     directions: dict[str, Tensor]
-    told: bool = False  # whether a difference of losses was more than rounding
+    conclusive: bool = False  # whether a difference of losses was more than rounding
 
     def loss(self, names: Sequence[str], step: float) -> float:
         moved = {name: self.point[name] + step * self.directions[name] for name in names}
@@ -80,9 +82,9 @@ class _Trial:
             name: direction * ((0.5 + length) * (1 if side < 0.5 else -1))
             for (name, direction), (length, side) in zip(self.directions.items(), factors, strict=True)
         }
-        return replace(self, directions=drawn, told=False)
+        return replace(self, directions=drawn, conclusive=False)
 
-    def felt(self) -> list[str]:
+    def with_gradient(self) -> list[str]:
         """The parameters with a gradient."""
         return [name for name, part in self.gradient.items() if self.problem.shards.any(bool(part.any()))]
 
@@ -96,14 +98,15 @@ class _Trial:
         return self.problem.shards.total(float((self.gradient[name] * self.directions[name]).sum()))
 
     def disagreement(self, names: Sequence[str], *, alone: bool = False) -> tuple[float, float] | None:
-        """Autograd's slope and the loss's, along the sum of these directions; None where some step lets them agree.
+        """Autograd's slope and that of the loss along the sum of these directions, if they disagree for every step;
+        else None.
 
-        Where no step tells anything, there is nothing to disagree with. Agreement is meant relative to the slopes along all
-        directions, or `alone` to those of these.
+        Steps that show rounding only do not count. How closely they agree is judged relative to the slopes along all
+        directions; with `alone`, along these.
         """
         slope, size, found = self.slope(names), self.size(names if alone else list(self.point)), None
         for difference, noise in self._telling(names, size):
-            if not abs(difference - slope) > self.precision.tolerance * size + noise:  # NaN is for others to refuse
+            if not abs(difference - slope) > self.precision.tolerance * size + noise:  # NaN is refused elsewhere
                 return None
             found = difference
         return None if found is None else (slope, found)
@@ -115,13 +118,14 @@ class _Trial:
             difference = (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
             noise = 4 * rounding / step
             if noise < 0.1 * max(size, abs(difference)):
-                self.told = True
+                self.conclusive = True
                 yield difference, noise
 
     def _rounding(self, names: Sequence[str], slope: float) -> float:
         """What rounding does to the loss: seen in steps that change nothing else, and known from the loss's usual size.
 
-        A loss of nearly zero is a difference of larger numbers. How large, the loss without the network's knowledge says.
+        A loss of nearly zero is a difference of larger numbers, about as large as the loss of a network that knows
+        nothing.
         """
         still, tiny = self.loss(names, 0.0), self.precision.tiny
         seen = max(abs(self.loss(names, h) - still - h * slope) for h in (tiny, -tiny, 2 * tiny))
@@ -174,9 +178,9 @@ def _check(problem: Checked, batch: Batch, precision: _Precision) -> None:
 
 
 def _weighted_outputs(problem: Checked, batch: Batch, precision: _Precision) -> Objective | None:
-    """Outputs times the loss's slopes there, held fixed and brought to size sample by sample: what autograd has wrong in the
-    loss's gradient it has wrong here, and where the loss is all but zero, these differences are more than rounding. None where
-    outputs are not seen, or have no slope."""
+    """The outputs times the slopes of the loss there, which are held fixed and rescaled sample by sample. A wrong
+    gradient of the loss is wrong here too, and where the loss is nearly zero, these differences still exceed rounding.
+    None where outputs are not seen, or have no slope."""
     if problem.whole:
         return None
     outputs = problem.chunk_outputs({name: v.to(precision.dtype) for name, v in problem.parameters.items()}, batch)
@@ -191,22 +195,22 @@ def _weighted_outputs(problem: Checked, batch: Batch, precision: _Precision) -> 
 
 
 def _checked(problem: Checked, objective: Objective, precision: _Precision) -> bool:
-    """Refuse where autograd's gradient of this objective is not its slope; False where rounding does not let one see."""
+    """Refuse where autograd's gradient of this objective is not its slope; False where rounding hides it."""
     generator = torch.Generator().manual_seed(0)
     wrong: tuple[float, float] | None = None
     cut: tuple[float, float] | None = None
     trial = None
     for _ in range(TRIALS):
         trial = _trial(problem, objective, precision, generator)
-        felt = trial.felt()
-        unfelt = [name for name in trial.gradient if name not in felt]
+        connected = trial.with_gradient()
+        unconnected = [name for name in trial.gradient if name not in connected]
         turns = [trial.turned(generator) for _ in range(2)]
-        wrong = next(filter(None, (turn.disagreement(felt) for turn in turns)), None) if felt else None
+        wrong = next(filter(None, (turn.disagreement(connected) for turn in turns)), None) if connected else None
         if wrong is None and problem.small:  # one by one: a layer may have little part in the slope of all
-            wrong = next(filter(None, (trial.disagreement([name], alone=True) for name in felt)), None)
-        cut = trial.disagreement(unfelt) if unfelt else None
+            wrong = next(filter(None, (trial.disagreement([name], alone=True) for name in connected)), None)
+        cut = trial.disagreement(unconnected) if unconnected else None
         if wrong is None and cut is None:
-            return any(each.told for each in (trial, *turns))
+            return any(each.conclusive for each in (trial, *turns))
     assert trial is not None
     if cut is not None:
         _refuse_cut(trial)
@@ -215,7 +219,7 @@ def _checked(problem: Checked, objective: Objective, precision: _Precision) -> b
 
 
 def _refuse_a_loss_without_a_way(problem: Checked, batch: Batch) -> None:
-    """Refuse a loss of which autograd knows no way to any parameter; whether it moves with them may be too little to tell."""
+    """Refuse a loss that autograd connects to no parameter; differences of losses may be too small to show that."""
     with torch.enable_grad():
         if problem.chunk_loss(problem.leaves(), batch).requires_grad:
             return
@@ -226,7 +230,7 @@ def _refuse_a_loss_without_a_way(problem: Checked, batch: Batch) -> None:
 
 
 def _refuse_cut(trial: _Trial) -> None:
-    name = next(iter(_alone(trial, felt=False)), "the parameters")
+    name = next(iter(_alone(trial, connected=False)), "the parameters")
     raise SpiritLevelError(
         f"the loss depends on {name}, but autograd records no way from there to the loss, so that every derivative would be "
         "zero. Likely cause: torch.no_grad() or inference_mode() around the network, or detach(), .data, item() or float() "
@@ -235,7 +239,7 @@ def _refuse_cut(trial: _Trial) -> None:
 
 
 def _refuse_wrong(trial: _Trial, together: tuple[float, float]) -> None:
-    name, (slope, found) = next(iter(_alone(trial, felt=True).items()), ("all parameters", together))
+    name, (slope, found) = next(iter(_alone(trial, connected=True).items()), ("all parameters", together))
     raise SpiritLevelError(
         f"the gradient of this network is not that of its loss: along a direction in {name} autograd gives a slope of "
         f"{slope:.4g}, and the loss has {found:.4g}. Likely cause: gradient reversal, a straight-through estimator or a hook "
@@ -244,11 +248,11 @@ def _refuse_wrong(trial: _Trial, together: tuple[float, float]) -> None:
     )
 
 
-def _alone(trial: _Trial, *, felt: bool) -> dict[str, tuple[float, float]]:
-    """The first parameter, of a hundred, that disagrees on its own; among those with a gradient or among those without."""
-    feeling = trial.felt()
-    for name in [name for name in trial.gradient if (name in feeling) == felt][:100]:
-        found = trial.disagreement([name], alone=felt)
+def _alone(trial: _Trial, *, connected: bool) -> dict[str, tuple[float, float]]:
+    """The first of at most a hundred parameters, with or without a gradient, that disagrees on its own."""
+    known = trial.with_gradient()
+    for name in [name for name in trial.gradient if (name in known) == connected][:100]:
+        found = trial.disagreement([name], alone=connected)
         if found is not None:
             return {repr(name): found}
     return {}

@@ -1,7 +1,8 @@
 """Which form a loss has for the batches that come, and which loss of its logits a model's own one is.
 
 Loaders of Hugging Face give dicts with `labels`, and their models compute a loss from them. Split into logits and labels the
-same loss has an exact Gauss–Newton part. Which one it is, is not guessed: it is compared with the model's own.
+same loss has an exact Gauss–Newton part. Which loss that is, is not guessed: candidates are compared with the model's
+own loss.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from spiritlevel.problem.losses import IGNORED, Loss, check_scored_labels, logit
 from spiritlevel.problem.quiet import undisturbed
 from spiritlevel.problem.weighted import weighting_of
 
-# Names of a first argument that is what the network returned.
+# Names of a loss's first argument that mean the outputs of the network.
 OUTPUTS = frozenset(
     {"outputs", "output", "logits", "predictions", "prediction", "preds", "pred", "input", "y_hat", "yhat"}
 )
-# How closely the model's own loss must be met, in its own precision.
+# How closely the model's own loss must be reproduced, in its own precision.
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-4}
-# So many samples are looked at.
+# How many samples are compared.
 FEW = 8
 
 
@@ -103,7 +104,7 @@ def classes_second(outputs: Any) -> Any:
 
 
 def next_labels(labels: Tensor) -> Tensor:
-    """The label that every position predicts where that is the next one's; the last position predicts nothing.
+    """The labels moved by one position, for models that predict the next one; the last position predicts nothing.
 
     >>> next_labels(torch.tensor([[5, 6, 7]])).tolist()
     [[6, 7, -100]]
@@ -145,7 +146,7 @@ def recognized(model: nn.Module, loss: Loss, data: Data) -> tuple[Loss, Data]:
 
 @contextmanager
 def _configuration_kept(model: nn.Module) -> Iterator[None]:
-    """A classifier of Hugging Face writes what kind of problem it met into its configuration; that is taken back."""
+    """Undoes that a classifier of Hugging Face writes the kind of problem it was called on into its configuration."""
     config = getattr(model, "config", None)
     kept = dict(vars(config)) if hasattr(config, "__dict__") else None
     try:

@@ -64,13 +64,13 @@ def _loss_of_outputs(problem: Checked, outputs: Any, targets: Any) -> Any:
 
 
 def _left_by_a_pass(problem: Checked) -> dict[str, Tensor]:
-    """Tensors in plain attributes of the caller's modules that are others where the network has run."""
+    """Tensors in plain attributes of the caller's modules that differ from those of the module that ran."""
     ran = remembered(problem.module)
     return {name: tensor for name, tensor in remembered(problem.model).items() if ran.get(name) is not tensor}
 
 
 def _check_other_ways(problem: Checked, batch: Batch) -> None:
-    """Refuse a loss that something else of this pass than the outputs leads to, such as a layer's result that a hook kept."""
+    """Refuse a loss that depends on more of this pass than its outputs, such as a layer's result that a hook kept."""
     leaves = problem.leaves()
     with torch.enable_grad():
         outputs = problem.outputs(leaves, batch)
@@ -79,9 +79,9 @@ def _check_other_ways(problem: Checked, batch: Batch) -> None:
         value = problem.loss_function.mean(outputs.detach(), batch.targets)
         if isinstance(value, Tensor) and value.requires_grad:
             found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-            felt = [name for name, part in zip(leaves, found, strict=True) if part is not None]
-            if felt:
-                _refuse_other_ways(problem, felt[0])
+            connected = [name for name, part in zip(leaves, found, strict=True) if part is not None]
+            if connected:
+                _refuse_other_ways(problem, connected[0])
 
 
 def _refuse_other_ways(problem: Checked, name: str) -> None:
@@ -116,7 +116,8 @@ def _settle_second_derivative(problem: Checked, leaf: Tensor, targets: Any) -> N
 def check_mean(problem: Checked, batch: Batch, outputs: Any) -> None:
     """A loss that is given as a function must be a mean over samples from all over the data, with every label in them.
 
-    It is looked at for outputs that belong to other samples, too: what all fit well has no loss to weigh.
+    It is also checked on the outputs of other samples: where the network fits all samples well, their losses are too
+    small to show how they are weighted.
     """
     loss = problem.loss_function
     targets = batch.targets

@@ -137,7 +137,7 @@ class _InDouble:
             try:
                 return self._mean(_doubled(outputs), _doubled(targets))
             except (RuntimeError, TypeError):
-                value = self._mean(outputs, targets)  # an error that is not about the precision comes again
+                value = self._mean(outputs, targets)  # an error with another cause will be raised again
                 self._fits = False
                 return value
 

@@ -1,4 +1,4 @@
-"""Batches that are neither tensors nor tuples: graphs, records, named tuples. Found in them: their tensors.
+"""Batches that are neither tensors nor tuples (graphs, records, named tuples), and the tensors in them.
 
 A loss of the form (model, batch) may take any object. It is opened as far as its tensors are needed: to move them to a
 device or a precision, to see that a second pass brings the same ones, and to count samples.

@@ -122,8 +122,8 @@ class Problem:
         self.module, self._slots = module, Slots(module)
 
     def _settle(self) -> None:
-        """Check and choose what must be known before work starts, in the caller's own module if a helper object or a
-        global name leads past the stand-in to it. What leads past that one too can only be refused."""
+        """Run the checks, and choose the size of chunks. Where a helper object or a global name leads the network past
+        the stand-in to the caller's own module, compute in that one; a network that reads past it too is refused."""
         notes = list(self.notes)
         try:
             self._checked()
@@ -145,7 +145,7 @@ class Problem:
 
     def _checked(self) -> None:
         with self.undisturbed():
-            self.shards.check_same("the data", self.data.fingerprint())  # they are divided in every call from here on
+            self.shards.check_same("the data", self.data.fingerprint())  # every call after this divides the data
             checks.check_model(self)
             self._settle_rewrites()
             self.chunk_size = self._choose_chunk_size()
@@ -231,7 +231,7 @@ class Problem:
 
     @property
     def small(self) -> bool:
-        """Whether twice or ten times the arithmetic would hardly be noticed."""
+        """Whether the problem is so small that ten times the arithmetic would hardly be noticed."""
         return is_small(sum(map(self.count, self.parameters)), self.samples)
 
     @property

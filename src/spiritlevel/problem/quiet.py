@@ -17,9 +17,9 @@ from torch.utils import checkpoint
 
 from spiritlevel.network.modes import depth, drop_above
 
-# Threads wait so long for one another to begin or end, in seconds; Ctrl-C may have left the lock behind that they wait for.
+# How long threads wait for one another to begin or end, in seconds: Ctrl-C may have left their lock taken.
 PATIENCE = 1.0
-# A name in a module or class, and what stands for it meanwhile.
+# A module or class, a name in it, and what replaces it meanwhile.
 Patch = tuple[Any, str, Any]
 
 
@@ -92,7 +92,7 @@ class _Shared:
                 self._lock.release()
 
     def remove(self, run: _State) -> None:
-        """And every run inside it, which it has put back."""
+        """Remove a run and every run inside it; the last one puts back what all of them changed."""
         held = self._lock.acquire(timeout=PATIENCE)
         try:
             place = self.runs.index(run)

@@ -49,7 +49,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """All enter, all leave; whoever fails inside takes the others along."""
+        """All processes enter and leave together; if one fails inside, the others fail with its error."""
         yield
 
 
@@ -154,7 +154,7 @@ def current_ranks(distributed: bool = True) -> Ranks:
 
 
 def launched_processes() -> tuple[int, int]:
-    """This process's rank and how many there are, as torchrun told it; (0, 1) without torchrun."""
+    """This process's rank and how many there are, as torchrun sets them; (0, 1) without torchrun."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 

@@ -36,7 +36,7 @@ FIRST_GIVES_VALUES = {"to", "type_as", "view_as", "reshape_as", "expand_as"}
 
 def unwrapped(model: Any, notes: list[str], *, shards: bool = False) -> nn.Module:
     """The module beneath torch.compile, a data-parallel wrapper or an exported program: second derivatives and
-    sums over processes pass through none of them. One in parts is refused unless `shards` says that it will do."""
+    sums over processes pass through none of them. A model in shards is refused unless `shards` allows it."""
     while True:
         if isinstance(model, torch.export.ExportedProgram):
             model, wrapper = model.module(), "the exported program"
@@ -87,14 +87,14 @@ class _Copying:
     def __init__(self, root: nn.Module) -> None:
         self._inside = {id(part) for part in root.modules()}
         self._made: dict[int, Any] = {}
-        self._alive: list[Any] = []  # an id is good only while its object lives
+        self._alive: list[Any] = []  # an id is valid only while its object is alive
 
     def of(self, thing: Any) -> Any:
         if isinstance(thing, SIMPLE):
             return thing
         if id(thing) not in self._made:
             self._alive.append(thing)
-            self._made[id(thing)] = thing  # a cycle finds the thing itself unless a module closes it
+            self._made[id(thing)] = thing  # a cycle leads to the original, unless it goes through a module
             self._made[id(thing)] = self._copy(thing)
         return self._made[id(thing)]
 
@@ -162,7 +162,7 @@ def _filled(table: dict[Any, Any], parts: list[Any]) -> dict[Any, Any]:
 
 
 def _as_stored(table: Mapping[Any, Any], key: Any) -> Any:
-    """An entry as it lies there: a table of a model in shards gathers what is asked for; a scripted module's is no dict."""
+    """An entry as it is stored, also in the table of a model in shards, which would gather what is read from it."""
     return dict.__getitem__(table, key) if isinstance(table, dict) else table[key]
 
 
@@ -210,7 +210,7 @@ def remembered(module: nn.Module) -> dict[str, Tensor]:
 
 
 class Watch(Mode):
-    """Records which of these tensors are read while it is active. Asking for a shape or a precision is no reading."""
+    """Records which of these tensors are read while it is active. Asking for a shape or a precision does not count."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.ranks import Group
 from spiritlevel.problem.shards import SavedBytes, Shards, whole_tensor
+
+_Map = Callable[[Tensor], Tensor]
 
 
 class Sharded(Shards):
@@ -114,7 +117,9 @@ class Sharded(Shards):
     def used(self, name: str, part: Tensor) -> Tensor:
         """A weight for the moment it is used, differentiable in its parts."""
         with torch._C.DisableTorchFunction():  # no operation of the network: nothing that follows those should see it
-            found: Tensor = _Gathered.apply(part, self, name)  # type: ignore[no-untyped-call]
+            # A weight comes from its parts; its derivative is the sum over processes, each of which may have used it.
+            there, back = partial(self.whole, name), partial(self.summed, name)
+            found: Tensor = _Exchange.apply(part, there, back)  # type: ignore[no-untyped-call]
             self._remember(found, name, part)
         return found
 
@@ -151,7 +156,9 @@ class Sharded(Shards):
                 "(model, batch) -> (mean, count), which every process then computes on whole batches"
             )
         with torch._C.DisableTorchFunction():
-            found: Tensor = _Rows.apply(outputs, self, samples)  # type: ignore[no-untyped-call]
+            # All processes go on with the same outputs, so that no slope is summed.
+            there, back = partial(self.gather_rows, samples), self.own_rows
+            found: Tensor = _Exchange.apply(outputs, there, back)  # type: ignore[no-untyped-call]
         return found
 
     def held(self, value: Tensor) -> Tensor:
@@ -182,7 +189,8 @@ class Sharded(Shards):
             self._saved[0].add(tensor, self._saved[1])
         return tensor.detach()  # a node that held its own result would never be freed
 
-    def gather_rows(self, own: Tensor, samples: int) -> Tensor:
+    def gather_rows(self, samples: int, own: Tensor) -> Tensor:
+        """The rows of all samples, from those of every process."""
         found = own.new_empty(own.shape[0] * self.size, *own.shape[1:])
         self._group.all_gather(found, own.detach().contiguous())
         self.traffic += (self.size - 1) * own.numel() * own.element_size()
@@ -192,7 +200,7 @@ class Sharded(Shards):
         """This process's rows of a tensor that all of them have, zeros where there are none."""
         share = -(-len(whole) // self.size)
         own = whole[self.rank * share : (self.rank + 1) * share]
-        return torch.cat([own, own.new_zeros(share - len(own), *own.shape[1:])]) if len(own) < share else own
+        return torch.cat([own, own.new_zeros(share - len(own), *own.shape[1:])])
 
 
 class Waiting:
@@ -245,52 +253,17 @@ def _unpack(kept: Any) -> Tensor:
     return kept.again() if isinstance(kept, _Forgotten) else kept
 
 
-class _Gathered(torch.autograd.Function):
-    """A parameter from its parts. Its derivative is the sum over processes, each of which may have used it."""
+class _Exchange(torch.autograd.Function):
+    """A linear map between processes, with its adjoint as the derivative; that of the adjoint is the map itself."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, shards: Sharded, name: str) -> Tensor:
-        ctx.shards, ctx.parameter = shards, name
-        return shards.whole(name, part)
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> Any:
-        return _Summed.apply(slopes[0], ctx.shards, ctx.parameter), None, None  # type: ignore[no-untyped-call]
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, shards: Sharded, name: str) -> Tensor:
-        ctx.shards, ctx.parameter = shards, name
-        return shards.summed(name, whole)
+    def forward(ctx: Any, tensor: Tensor, there: _Map, back: _Map) -> Tensor:
+        ctx.there, ctx.back = there, back
+        return there(tensor)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> Any:
-        return _Gathered.apply(slopes[0], ctx.shards, ctx.parameter), None, None  # type: ignore[no-untyped-call]
-
-
-class _Rows(torch.autograd.Function):
-    """The outputs of all samples from those of every process. All go on with the same ones, so that no slope is summed."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, shards: Sharded, samples: int) -> Tensor:
-        ctx.shards, ctx.samples = shards, samples
-        return shards.gather_rows(own, samples)
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> Any:
-        return _OwnRows.apply(slopes[0], ctx.shards, ctx.samples), None, None  # type: ignore[no-untyped-call]
-
-
-class _OwnRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, shards: Sharded, samples: int) -> Tensor:
-        ctx.shards, ctx.samples = shards, samples
-        return shards.own_rows(whole).clone()
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> Any:
-        return _Rows.apply(slopes[0], ctx.shards, ctx.samples), None, None  # type: ignore[no-untyped-call]
+        return _Exchange.apply(slopes[0], ctx.back, ctx.there), None, None  # type: ignore[no-untyped-call]
 
 
 def _filled(flat: Tensor, length: int) -> Tensor:

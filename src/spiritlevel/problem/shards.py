@@ -15,7 +15,7 @@ from spiritlevel.problem.batches import Batch
 
 
 def is_divided(tensor: Any) -> bool:
-    """Whether a tensor is a DTensor, of which every process holds a part. Who has one has imported it."""
+    """Whether a tensor is a DTensor, of which every process holds a part. Whoever has one has imported its module."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
 
@@ -94,7 +94,7 @@ class Shards:
         """Refuse where the processes do not agree on these numbers."""
 
     def own(self, generator: torch.Generator) -> torch.Generator:
-        """Random numbers for this part: others than those of the other parts."""
+        """Random numbers for this part, different from those of the other parts."""
         return generator
 
     def part(self, name: str, tensor: Tensor) -> Tensor:  # noqa: ARG002

@@ -1,9 +1,9 @@
 """One forward pass over all of the data before anything is measured: what runs, and which samples matter.
 
-Which operations run may depend on the samples, so every chunk is traced. How much a sample matters is told by the slope of
-its loss at the outputs: where that is zero to all digits, so is the sample's share in almost everything. The heaviest
-samples are what checks are made on, and what is computed once more in another precision to see what rounding does; so are
-those with an activation so near to its kink that rounding decides on which side of it they are.
+Which operations run may depend on the samples, so every chunk is traced. How much a sample matters is judged by the
+slope of its loss at the outputs: where that is zero to all digits, so is the sample's share in almost everything. The
+heaviest samples are what checks are made on, and what is computed once more in another precision to see what rounding
+does; so are those with an activation so near to its kink that rounding decides on which side of it they are.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.factors import OrderedFactor
 from spiritlevel.problem.shards import Shards
 
-# How many samples are kept as the heaviest, and of those near a kink: a fiftieth of all, within these bounds.
+# How many of the heaviest samples are kept, and how many near a kink: a fiftieth of all, within these bounds.
 FEWEST_HEAVY, MOST_HEAVY = 48, 128
 # Operations with a kink at zero, and how near to it counts as on either side, in units of rounding of the layer's values.
 KINKED = frozenset(["relu", "relu6", "leaky_relu", "rrelu", "prelu", "abs"])
 NEAR = 16
-# The sizes of so many columns are kept: 80 MB in single precision.
+# At most this many sizes of columns are kept: 80 MB in single precision.
 MOST_SIZES = 20_000_000
 
 
@@ -326,7 +326,7 @@ def _weighed(problem: Checked, outputs: Any, chunk: Batch) -> tuple[float, Tenso
 
 
 def _column_sizes(problem: Checked, outputs: Any, chunk: Batch) -> Tensor | None:
-    """How large the columns of ∇²ℓ are, on the CPU; None where the loss does not tell, or too many would be kept."""
+    """How large the columns of ∇²ℓ are, on the CPU; None where the loss does not give them, or they are too many."""
     columns = outputs[0].numel() if isinstance(outputs, Tensor) and outputs.dim() == 2 else MOST_SIZES
     if problem.loss_function.curvature is None or problem.data.samples * columns > MOST_SIZES:
         return None

@@ -119,3 +119,8 @@ def _own(tensor: Tensor, callers: Tensor | None) -> Tensor:
 def as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
     """The tensor in this precision if it holds real numbers, else as it is."""
     return tensor.to(precision) if tensor.is_floating_point() else tensor
+
+
+def is_about_precision(error: RuntimeError) -> bool:
+    """Whether an operation refused operands of this precision, which torch says in words only ("dtype", "scalar type")."""
+    return "type" in str(error)

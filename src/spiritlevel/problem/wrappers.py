@@ -1,6 +1,6 @@
 """Models that other libraries have put around a network or into parts: what they are, and what cannot be measured of them.
 
-No library is imported here to look for its own kinds: a model of such a kind has imported it.
+No library is imported here to recognize its classes: whoever has such a model has imported it already.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TABLES_OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks"
 
 
 class _Nothing:
-    """Stands for a kind that nobody has imported."""
+    """Stands for a class whose library is not imported."""
 
 
 def _kind(module: str, name: str) -> type:

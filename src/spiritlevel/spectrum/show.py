@@ -97,7 +97,7 @@ def _draw_density(axes: Axes, index: int, name: str, each: Spectrum, width: floa
 
 
 def _floor(each: Spectrum, width: float) -> float:
-    """Less than one eigenvalue, smoothed: nothing below it can be told from nothing."""
+    """The density of less than one smoothed eigenvalue: anything below it is indistinguishable from zero."""
     return 0.05 / (each.size * width * math.sqrt(2 * math.pi))
 
 

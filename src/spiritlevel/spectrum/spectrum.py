@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +29,8 @@ from spiritlevel.problem.checks import check_tolerance, check_whole_number
 from spiritlevel.problem.losses import Loss
 from spiritlevel.problem.problem import Problem
 from spiritlevel.problem.ranks import current_ranks
-from spiritlevel.saved import Format, as_tensor, from_json_ready
+from spiritlevel.saved import Format, Saved, as_tensor, from_json_ready
 
-FORMAT = Format("spiritlevel-spectrum-1", "spectrum", indent=None)
 OPERATORS = {
     "hessian": "H",
     "riemannian": "D H D, D = blockdiag(‖block‖ I)",
@@ -41,7 +39,7 @@ OPERATORS = {
 
 
 @dataclass(frozen=True)
-class Spectrum:
+class Spectrum(Saved):
     """The eigenvalues of an operator as random probes see them.
 
     Attributes:
@@ -66,6 +64,8 @@ class Spectrum:
     ...     Spectrum.load(f"{folder}/spectrum.json").top == Spectrum.from_dict(found.to_dict()).top == found.top
     True
     """
+
+    _format: ClassVar = Format("spiritlevel-spectrum-1", "spectrum", indent=None)
 
     operator: str
     size: int
@@ -102,14 +102,9 @@ class Spectrum:
     def __str__(self) -> str:
         return str(show(self, "text"))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and strings: what `save` writes."""
-        return FORMAT.document(self)
-
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Spectrum:
-        """The spectrum that `to_dict` described."""
-        parts = from_json_ready(FORMAT.parts(plain))
+    def _from_parts(cls, parts: dict[str, Any]) -> Spectrum:
+        parts = from_json_ready(parts)
         return cls(
             operator=parts["operator"],
             size=parts["size"],
@@ -122,15 +117,6 @@ class Spectrum:
             cost=Cost(**parts["cost"]),
             notes=tuple(parts["notes"]),
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON."""
-        FORMAT.save(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Spectrum:
-        """Read what `save` wrote."""
-        return cls.from_dict(FORMAT.load(path))
 
 
 def spectrum(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from spiritlevel.study.files import sha256_of
+from spiritlevel.saved import sha256_of
 from spiritlevel.study.settings import MeasureSection
 from spiritlevel.subjects.checkpoint import save_state_dict
 

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.along import Mark
 from spiritlevel.study.csv_tables import csv_text
-from spiritlevel.study.results import GAPS, Axis, Study, layer_of
+from spiritlevel.study.results import GAPS, Axis, Study, is_of_network, layer_of
 from spiritlevel.study.statistics import (
+    COMPETES,
     FEWEST,
     NO_ESTIMATE,
     RESAMPLES,
@@ -37,8 +38,6 @@ from spiritlevel.study.statistics import (
     pearson,
     spearman,
 )
-
-_COMPETES = 0.9  # the share of networks on which a measure must be defined to compete
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def contest(
     absent: dict[str, str] = {}
     for name, column in values.items():
         finite = np.isfinite(column)
-        if finite.mean() < _COMPETES:
+        if finite.mean() < COMPETES:
             absent[name] = f"finite on {int(finite.sum())} of {len(column)} networks only"
         elif len(np.unique(column[finite])) < 2:
             absent[name] = "the same on every network"
@@ -272,11 +271,11 @@ def _answers(study: Study, draws: int, seed: int, wanted: Sequence[str], *, laye
         if rescaled and not columns:
             break
         for name, column in columns.items():
-            layer = layer_of(name)[1] is not None
-            for gap in [study.gap] if layer else wanted:
-                known = groups if not layer and gap == study.gap else {}
+            whole = is_of_network(name)
+            for gap in wanted if whole else [study.gap]:
+                known = groups if whole and gap == study.gap else {}
                 rows.append(_correlated((name, rescaled, gap), column, gaps[gap], loss, known, chosen, draws, seed))
-        network = {name: column for name, column in columns.items() if layer_of(name)[1] is None}
+        network = {name: column for name, column in columns.items() if is_of_network(name)}
         contests[rescaled] = contest(network, gaps[study.gap], draws=draws, seed=seed)
     return Answers(tuple(rows), contests, study.axes, draws)
 
@@ -303,24 +302,24 @@ def _correlated(
             return Correlations(*label, count, note=_joined(f"the {what} is the same on every network", left))
     resamples = Resamples.of(count, draws, seed)
     psi = {name: granulated(a, b, _kept(members, finite)) for name, members in groups.items()}
-    sure = bool(np.isfinite(z).all()) and not _constant(z)
+    loss_varies = bool(np.isfinite(z).all()) and not _constant(z)
     tau = estimate(kendall(a, b), resamples)
     few = f"fewer than {FEWEST} networks: no interval" if count < FEWEST else ""
     same = "" if few or tau.bounded else "every resample gives the same τ: no interval"
-    ranked = estimate(partial(spearman, a, b, z), resamples) if sure else NO_ESTIMATE
-    follows = "its ranks are those of the train loss: no partial of ranks" if sure and not ranked.known else ""
+    ranked = estimate(partial(spearman, a, b, z), resamples) if loss_varies else NO_ESTIMATE
+    follows = "its ranks are those of the train loss: no partial of ranks" if loss_varies and not ranked.known else ""
     return Correlations(
         *label,
         count,
         pearson=estimate(pearson(a, b), resamples),
         spearman=estimate(spearman(a, b), resamples),
         kendall=tau,
-        partial_pearson=estimate(partial(pearson, a, b, z), resamples) if sure else NO_ESTIMATE,
+        partial_pearson=estimate(partial(pearson, a, b, z), resamples) if loss_varies else NO_ESTIMATE,
         partial_spearman=ranked,
         psi={name: estimate(statistic, resamples) for name, statistic in psi.items()},
         psi_mean=estimate(mean_of([psi[name] for name in chosen]), resamples) if psi and chosen else NO_ESTIMATE,
         note=_joined(
-            few, same, left, follows, "" if sure else "the train loss is the same on every network: no partial"
+            few, same, left, follows, "" if loss_varies else "the train loss is the same on every network: no partial"
         ),
     )
 

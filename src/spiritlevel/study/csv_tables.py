@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from spiritlevel.study.results import GAPS, Cell, Quantities, Study, layer_of
+from spiritlevel.study.results import GAPS, Cell, Quantities, Study, is_of_network
 
 # What a spreadsheet takes for the beginning of a formula, also in the wide forms that some of them accept.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
@@ -22,7 +22,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    """A line of a table; written with both ends of a line first, so that either of them in a text is quoted."""
+    """A line of a table; written with both line endings first, so that a text that holds either of them is quoted."""
     stream = io.StringIO(newline="")
     csv.writer(stream, lineterminator="\r\n").writerow(cells)
     return stream.getvalue().removesuffix("\r\n") + "\n"
@@ -120,9 +120,9 @@ def _quantity_columns(study: Study) -> Iterator[str]:
             yield name + suffix
             # The error of a layer that is exact everywhere, and its flag, which is the measure's, would only add columns.
             exact = all(quantities[name].error == 0 for quantities in cells if name in quantities)
-            if layer_of(name)[1] is None or not exact:
+            if is_of_network(name) or not exact:
                 yield f"{name}{suffix}.error"
-            if layer_of(name)[1] is None:
+            if is_of_network(name):
                 yield f"{name}{suffix}.converged"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -158,9 +157,3 @@ def _is_number(entry: Any) -> bool:
 def set_aside(path: Path) -> None:
     """Rename a damaged file, so that it is no longer read and can still be looked at."""
     os.replace(path, path.with_name(f"{path.name}.damaged"))
-
-
-def sha256_of(path: Path) -> str:
-    """The digest of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from spiritlevel.study.along import Mark
 from spiritlevel.study.correlate import Contrast, contrasts
-from spiritlevel.study.results import Axis, Cell, Study
+from spiritlevel.study.results import Axis, Cell, Study, is_of_network
 from spiritlevel.study.statistics import (
     NO_ESTIMATE,
     RESAMPLES,
@@ -29,11 +29,9 @@ def over_levels(study: Study, *, draws: int = RESAMPLES, seed: int = 0) -> dict[
     Every pair of networks is compared at one and the same train loss. Whole networks are drawn for the interval, with all
     their levels: a network that is seen at six levels is not six networks.
     """
-    points = [(level, owner, cell) for level, owner, cell in _points(study)]
-    found = {}
-    for name in dict.fromkeys(name for _, _, cell in points for name in cell.measures if not name.endswith("]")):
-        found[name] = _over_levels(points, name, study, draws, seed)
-    return found
+    points = _points(study)
+    names = dict.fromkeys(name for _, _, cell in points for name in cell.measures if is_of_network(name))
+    return {name: _over_levels(points, name, study, draws, seed) for name in names}
 
 
 def _points(study: Study) -> list[tuple[Mark, int, Cell]]:
@@ -59,7 +57,7 @@ def _over_levels(points: Sequence[tuple[Mark, int, Cell]], name: str, study: Stu
 
 
 def _of_owners(statistic: Statistic, positions: NDArray[np.intp]) -> Statistic:
-    """The statistic of points as one of the networks that they belong to."""
+    """A statistic of points as a statistic of the networks that they belong to."""
 
     def of_networks(weights: Array) -> Array:
         return statistic(weights[:, positions])

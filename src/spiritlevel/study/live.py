@@ -22,7 +22,7 @@ from spiritlevel.study.files import read_object, wrong_entries
 from spiritlevel.study.locks import is_held
 from spiritlevel.study.store import CellFolder
 
-# Seconds between two signs of life: the first come sooner, for who is watching.
+# Seconds between two signs of life; the first ones come sooner, for whoever is watching.
 FIRST_BEAT, LAST_BEAT = 1.0, 15.0
 # A sign of life from another machine counts for so many seconds where the lock of its cell is not seen from here.
 FRESH = 60.0
@@ -76,7 +76,7 @@ class AtWork:
         for position, file in enumerate(self.files):
             loss = {"train_loss": losses[position]} if position in losses else {}
             with contextlib.suppress(OSError):
-                if file.parent.is_dir():  # not made anew where it was deleted
+                if file.parent.is_dir():  # a folder that was deleted is not created again
                     write_json(file, json_ready({**now, **loss}))
 
 

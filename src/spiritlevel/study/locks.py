@@ -29,11 +29,11 @@ class NoLocks:
         return True
 
     def sit(self, stream: IO[str]) -> int:
-        """Take a seat in the file, beside others who are present; which one."""
+        """Take a seat in the file, beside the other processes that are present; returns its number."""
         return 0
 
     def is_alone(self, stream: IO[str], seat: int) -> bool:
-        """Whether nobody sits in the file but the one who asks."""
+        """Whether no process has a seat in the file but this one."""
         return True
 
 

@@ -213,7 +213,7 @@ class _Reader:
             self._check_crossable(label, key)
             return Factor((label,), tuple((value,) for value in self._distinct(values, key)))
         if "." in label:
-            self.refuse(key, "a table is no value to cross; cross the settings inside, one by one or tied under a word")
+            self.refuse(key, "a table cannot be crossed; cross the settings inside, one by one or tied under a name")
         tables = [dict(flattened(value)) if isinstance(value, dict) else {} for value in values]
         names = tuple(tables[0])
         if any(set(table) != set(names) for table in tables) or not names:

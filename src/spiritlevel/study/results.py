@@ -151,6 +151,11 @@ class Axis:
         return all(member.rpartition(".")[2] == "seed" for member in self.members)
 
     @property
+    def is_batch_size(self) -> bool:
+        """Whether it is the batch size, or several settings that are tied to it."""
+        return any(short_name(member) == "batch_size" for member in self.members)
+
+    @property
     def numeric(self) -> bool:
         """Whether its levels are numbers, which then stand by size; all else stands in the order of the grid."""
         return all(_is_number(level[0]) for level in self.levels)
@@ -220,7 +225,7 @@ class Study:
     def quantities(self, layers: bool | None = None) -> tuple[str, ...]:
         """The quantities measured on at least one network; `layers` keeps those of layers, or those of networks."""
         names = dict.fromkeys(name for cell in self.measured for name in cell.measures)
-        return tuple(name for name in names if layers is None or layers == (layer_of(name)[1] is not None))
+        return tuple(name for name in names if layers is None or layers != is_of_network(name))
 
     def column(self, name: str, rescaled: bool = False) -> list[float]:
         """The values of a quantity, one for each measured network; nan where a network lacks it."""
@@ -275,6 +280,15 @@ def layer_of(name: str) -> tuple[str, str | None]:
         return name, None
     base, _, layer = name[:-1].partition("[")
     return base, layer
+
+
+def is_of_network(name: str) -> bool:
+    """Whether a quantity is one of the whole network, not of a layer.
+
+    >>> is_of_network("kappa_trace[fc1.weight]"), is_of_network("rho_sum")
+    (False, True)
+    """
+    return layer_of(name)[1] is None
 
 
 def short_name(factor: str) -> str:

@@ -23,11 +23,12 @@ from spiritlevel.study.worker import DISK_FULL, HELD, REFUSED, is_disk_full
 
 # A worker that was killed or crashed is tried once more.
 MOST_ATTEMPTS = 2
-# A machine that is lost is no fault of the cell's: so often it is tried elsewhere.
+# A lost machine is not the cell's fault: the cell is tried elsewhere, up to this many times.
 MOST_LOSSES = 5
-# Seconds before looking again at a cell that another run holds, and the longest where it looks free from here only.
+# Seconds before looking again at a cell that another run holds; they grow up to the second number where its lock cannot
+# be seen from here.
 HELD_PAUSE, LONGEST_PAUSE = 2.0, 300.0
-# Seconds in which cells that end for the same reason are told of in one line.
+# Cells that end for the same reason within this many seconds are reported in one line.
 GATHER = 1.0
 
 
@@ -127,7 +128,7 @@ class _Run:
         self.queue = deque(task for task in tasks if not self._ended(task))
         self.submitted: set[Task] = set()
         self.held = _Held(progress.tell)
-        self.again = _Again(progress.tell)
+        self.retries = _Retries(progress.tell)
 
     def _ended(self, task: Task) -> bool:
         return all(folder in self.done or folder in self.failed for folder in _folders(task))
@@ -140,9 +141,9 @@ class _Run:
             for task, outcome in self.engine.finished():
                 self.submitted.remove(task)
                 self._take(task, outcome)
-            self.again.announce()
+            self.retries.announce()
             self._show()
-        self.again.announce(now=True)
+        self.retries.announce(now=True)
 
     def _submit(self) -> None:
         """Hand over what the engine has room for; a job that would only find that another run has its cell is not made."""
@@ -192,7 +193,7 @@ class _Run:
         for folder in folders:
             how = _in_words(folder, outcome)
             note_attempt(folder, how)
-            self.again.add(folder, how)
+            self.retries.add(folder, how)
         if outcome.lost:
             self.queue.appendleft(replace(task, cells=tuple(folder.cell for folder in folders), lost=task.lost + 1))
         else:  # each alone, so that a cell that crashes again costs no other one
@@ -263,15 +264,15 @@ class _Held:
         return found
 
     def _tell_once(self, task: Task) -> None:
-        """Not at the first look: a worker that is killed takes a moment to let go."""
+        """Say once that a cell is waited for; not at the first look, because a killed worker takes a moment to let go."""
         for folder in held(_folders(task)):
             if folder not in self.told:
                 self.told.add(folder)
                 self.tell(f"cell {folder.hash} is at work in another run ({holder_of(folder)}); waiting for it")
 
 
-class _Again:
-    """Says which cells are tried again and why; those that a machine takes with it, in one line."""
+class _Retries:
+    """Says which cells are tried again and why; all cells of a lost machine in one line."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
@@ -285,7 +286,7 @@ class _Again:
         self.cells.setdefault(how, []).append(folder.hash)
 
     def announce(self, now: bool = False) -> None:
-        """Say so, as soon as no more are to be expected for the same reason."""
+        """Report them, as soon as no more are expected for the same reason."""
         if not now and time.monotonic() - self.since < GATHER:
             return
         for how, names in self.cells.items():

@@ -17,14 +17,13 @@ import numpy as np
 from scipy import special
 
 from spiritlevel.study.csv_tables import csv_text
-from spiritlevel.study.results import Axis, Cell, Study
-from spiritlevel.study.statistics import CONFIDENCE, RESAMPLES, Array, Estimate
+from spiritlevel.study.results import Axis, Cell, Quantities, Study, is_of_network
+from spiritlevel.study.statistics import COMPETES, CONFIDENCE, RESAMPLES, Array, Estimate
 
 # Sure pairs that an environment must hold, by their effective number (Σw)²/Σw²: fewer say nothing about a worst case.
 FEWEST_PAIRS = 3.0
 END = "end"
 _Group = Callable[["Environment"], tuple[str, ...]]
-_COMPETES = 0.9  # the share of pairs on which a measure must be defined to compete
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Pair:
     """Two networks that differ in one factor (and perhaps in their seed).
 
     Attributes:
-        weight: How sure the sign of the gap is: 2Φ(|ΔG|/noise) − 1, 0 for a coin and 1 for certainty.
+        weight: How sure the sign of the gap is: 2Φ(|ΔG|/noise) − 1, 0 where it is a coin toss, 1 where it is certain.
         errors: Measure → its sign error.
         rescaled: The same after the random rescaling of both, where there is one.
         networks: Their names; a network at two levels is one network.
@@ -91,17 +90,14 @@ def _pair(environment: Environment, one: Cell, other: Cell, gap: str, noise: flo
     sure = 1.0 if math.isnan(noise) else 1.0 if noise == 0 else float(2 * special.ndtr(abs(away) / noise) - 1)
     weight = 0.0 if math.isnan(away) or away == 0 else sure
     named = (f"{environment.study}/{one.hash}", f"{environment.study}/{other.hash}")
-    plain = {
-        name: sign_error(one.measures[name].value, other.measures[name].value, away)
-        for name in one.measures
-        if name in other.measures and not name.endswith("]")
-    }
-    rescaled = {
-        name: sign_error(one.rescaled[name].value, other.rescaled[name].value, away)
-        for name in one.rescaled
-        if name in other.rescaled and not name.endswith("]")
-    }
-    return Pair(environment, weight, plain, rescaled, named)
+    errors = _sign_errors(one.measures, other.measures, away)
+    return Pair(environment, weight, errors, _sign_errors(one.rescaled, other.rescaled, away), named)
+
+
+def _sign_errors(one: Quantities, other: Quantities, gap: float) -> dict[str, float]:
+    """Measure → its sign error, of those that both networks have."""
+    shared = [name for name in one if name in other and is_of_network(name)]
+    return {name: sign_error(one[name].value, other[name].value, gap) for name in shared}
 
 
 def sign_error(first: float, last: float, gap: float) -> float:
@@ -189,7 +185,7 @@ class SignTest:
         for pair in self._used:
             for name, error in pair.errors.items():
                 counts[name] = counts.get(name, 0) + math.isfinite(error)
-        return tuple(name for name, count in counts.items() if count >= _COMPETES * len(self._used))
+        return tuple(name for name, count in counts.items() if count >= COMPETES * len(self._used))
 
     def errors(self, measure: str, *, rescaled: bool = False) -> dict[Environment, float]:
         """Environment → the weighted mean sign error of a measure."""

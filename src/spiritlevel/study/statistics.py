@@ -16,8 +16,7 @@ Array = NDArray[np.float64]
 # Weights of networks (draws × networks) → the statistic of every draw, nan where a draw has none.
 Statistic = Callable[[Array], Array]
 FEWEST = 6  # networks; with fewer an interval would be invention
-
-
+COMPETES = 0.9  # the share of networks, or of pairs of them, on which a measure must be defined to be ranked
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 
@@ -170,7 +169,7 @@ def estimate(statistic: Statistic, resamples: Resamples, confidence: float = CON
 
 def _accelerated(value: float, draws: Array, left_out: Array, confidence: float) -> tuple[float, float]:
     below = (np.sum(draws < value - 1e-12) + np.sum(draws <= value + 1e-12)) / 2
-    # Half a draw from either end: a bias that no draw shows is not infinite.
+    # At least half a draw from either end, so that the bias stays finite where no draw lies on one side.
     bias = special.ndtri(np.clip(below / len(draws), 0.5 / len(draws), 1 - 0.5 / len(draws)))
     away = left_out.mean() - left_out
     spread = float((away**2).sum())
@@ -178,7 +177,7 @@ def _accelerated(value: float, draws: Array, left_out: Array, confidence: float)
     ends = []
     for share in ((1 - confidence) / 2, (1 + confidence) / 2):
         z = bias + special.ndtri(share)
-        # Past its pole the correction turns around; there the end of the draws is all that can be said.
+        # Beyond its pole the correction would change sign; there the interval ends with the last draw.
         scaled = 1 - skew * z
         ends.append(float(np.quantile(draws, special.ndtr(bias + z / scaled) if scaled > 0 else round(share))))
     return ends[0], ends[1]

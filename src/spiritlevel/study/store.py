@@ -29,9 +29,9 @@ from pydantic import ValidationError
 
 from spiritlevel._version import __version__
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.saved import write_json, write_whole
+from spiritlevel.saved import sha256_of, write_json, write_whole
 from spiritlevel.study import files
-from spiritlevel.study.files import DamagedFileError, read_object, set_aside, sha256_of
+from spiritlevel.study.files import DamagedFileError, read_object, set_aside
 from spiritlevel.study.identity import NO_CODE, Code
 from spiritlevel.study.locks import Presence, holding, present
 from spiritlevel.study.merge import comparable, merged
@@ -254,7 +254,7 @@ class CellFolder:
 
 
 def silent(_message: str) -> None:
-    """Where nobody wants to be told."""
+    """Ignores what it is told."""
 
 
 class StudyFolder:
@@ -367,7 +367,7 @@ class StudyFolder:
             return False
 
     def _adopt_trainings(self, cells: Iterable[_Described], tell: Tell) -> None:
-        """Take over complete trainings of the same settings; tell where they cannot be taken over."""
+        """Take over complete trainings of the same settings; report those that cannot be taken over."""
         trained, by_other_code = self._trainings()
         changed: dict[str, int] = defaultdict(int)
         for folder, cell, content in cells:

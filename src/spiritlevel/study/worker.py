@@ -31,7 +31,7 @@ from spiritlevel.study.train import Samples, Trained, arrived, build, load_sampl
 from spiritlevel.subjects.checkpoint import load_checkpoint, save_checkpoint
 
 DONE, CRASHED, REFUSED, DISK_FULL, HELD, ORPHANED = 0, 1, 2, 74, 75, 76
-"""What a worker leaves with: refused input is not tried again, a cell that another process holds is looked at later."""
+"""Exit codes of a worker: refused input is not tried again, a cell that another process holds is looked at later."""
 
 UNTIL_STDIN_CLOSES = "--until-stdin-closes"
 

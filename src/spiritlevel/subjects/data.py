@@ -130,7 +130,7 @@ def _load_raw(spec: str, split: Split) -> Raw:
 
 
 def _random_rows(available: int, count: int, seed: int) -> Tensor:
-    """So many row numbers, in the order of the data."""
+    """`count` random row numbers, in the order of the data."""
     order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
     return order[:count].sort().values
 

@@ -1,12 +1,12 @@
 """What is done to inputs before a network sees them, which must be what was done in training.
 
-Built-in images are x / 255. A network that was trained on standardized ones sees another world, and is measured at a loss that
-it never had. So the mean and the deviation of every channel can be given, taken from the data, or come with a checkpoint.
+Built-in images are x / 255. A network that was trained on standardized images would see other inputs, and would be
+measured at a loss that it never had. So the mean and the deviation of every channel can be given, taken from the data,
+or come with a checkpoint.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import safetensors
 import torch
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.saved import sha256_of
 from spiritlevel.subjects.data import Dataset
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -25,7 +26,7 @@ KNOWN = dict.fromkeys(("12fca82f", "d509ac18", "014dd654", "4bfd9763", "1d1ed7c2
 
 @dataclass(frozen=True)
 class Standardization:
-    """(x − mean) / std in every channel, and who said so."""
+    """(x − mean) / std in every channel, and where that comes from."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -88,9 +89,3 @@ def of_checkpoint(path: Path) -> Standardization | None:
         return None
     known = KNOWN.get(sha256_of(path)[:8])
     return None if known is None else Standardization(*known, f"{path.name}, a known checkpoint")
-
-
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file's content."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -24,7 +24,7 @@ from spiritlevel.symmetry.symmetries import Symmetries
 
 Floats = NDArray[np.float64]
 TOLERANCE = 1e-12
-# Terms of so many layers are compared with one another, to add up those that move alike.
+# In networks of up to this many layers, terms with the same exponents are looked for and added up.
 MOST_COMPARED = 64
 """The largest |in − out| / (in + out) left in any channel, norms squared."""
 

@@ -130,7 +130,7 @@ class _Counted:
         return min(len(own), self._scales.dimension - self._inside)
 
     def _is_free(self, frame: Frame) -> bool:
-        """Whether parameters that no other open frame moves keep every matrix of the frame from being invisible."""
+        """Whether every matrix of the frame changes some parameter that no other open frame moves."""
         private = [m for m in frame.members if not self._shared(m, frame)]
         for sign in (1, -1):
             parts = [m.vectors(self._state[m.name]).flatten(1) for m in private if m.sign == sign]

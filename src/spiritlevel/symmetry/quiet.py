@@ -16,7 +16,7 @@ from spiritlevel.problem.quiet import undisturbed
 
 
 def as_call(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments `model` is called with: a tensor, a tuple of arguments, a mapping of keywords; of a loader its first ones."""
+    """The arguments of `model` in a tensor, a tuple of arguments, a mapping of keywords, or a loader's first batch."""
     if isinstance(example_input, DataLoader):
         return as_call(Data([next(iter(example_input))]).first.inputs)
     if isinstance(example_input, Mapping):

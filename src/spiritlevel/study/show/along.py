@@ -69,7 +69,7 @@ def followed(study: Study) -> list[str]:
 
 def batch_axis(study: Study) -> Axis | None:
     """The factor that holds the batch size, if it is one."""
-    return next((axis for axis in study.axes if axis.numeric and "batch_size" in axis.label), None)
+    return next((axis for axis in study.axes if axis.numeric and axis.is_batch_size), None)
 
 
 def _group_axis(study: Study) -> Axis | None:

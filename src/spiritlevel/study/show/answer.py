@@ -7,7 +7,7 @@ import math
 from spiritlevel.show.numbers import p_value, plain_text, significant, times
 from spiritlevel.study.correlate import Answers, Contest, Correlations, contrasts
 from spiritlevel.study.results import Study
-from spiritlevel.study.show.along import along_sentences
+from spiritlevel.study.show.along import along_sentences, batch_axis
 from spiritlevel.study.show.figures import interval_text
 from spiritlevel.study.show.labels import GAP_LABELS, attack_ratios, before_after, factor_ratio_text, of_paper, unmoved
 from spiritlevel.study.statistics import FEWEST
@@ -79,7 +79,7 @@ def _batch_sentences(study: Study) -> list[str]:
     """How much sharper the largest batches are than the smallest, by the measure of the study's own paper."""
     told: dict[str, list[str]] = {}
     for name, part in (study.parts or {"": study}).items():
-        axis = next((axis for axis in part.axes if axis.numeric and "batch_size" in axis.label), None)
+        axis = batch_axis(part)
         found = [] if axis is None else [c for c in contrasts(part, axis) if c.times.known]
         if axis is not None and found:
             own = of_paper([c.measure for c in found], study.paper)

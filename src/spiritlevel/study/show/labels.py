@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from spiritlevel.measuring.registry import known_records
 from spiritlevel.show.numbers import significant
 from spiritlevel.study.correlate import Answers, Correlations
-from spiritlevel.study.results import Study, layer_of
+from spiritlevel.study.results import Study, is_of_network
 from spiritlevel.study.show.figures import interval_text
 from spiritlevel.study.statistics import Estimate
 
@@ -27,7 +27,7 @@ def factor_ratio_text(found: Estimate) -> str:
 
 def is_main(row: Correlations, study: Study) -> bool:
     """A network's measure as trained, against the study's own gap."""
-    return row.gap == study.gap and not row.rescaled and layer_of(row.quantity)[1] is None
+    return row.gap == study.gap and not row.rescaled and is_of_network(row.quantity)
 
 
 def before_after(study: Study, found: Answers) -> dict[str, tuple[Correlations, Correlations]]:
@@ -55,7 +55,7 @@ def attack_ratios(study: Study) -> dict[str, dict[float, list[float]]]:
         for attack in cell.attacks:
             for name, after in attack.measures.items():
                 before = cell.measures.get(name)
-                usable = layer_of(name)[1] is None and before is not None and before.value > 0
+                usable = is_of_network(name) and before is not None and before.value > 0
                 if usable and before is not None and math.isfinite(after.value) and after.value > 0:
                     ratios.setdefault(name, {}).setdefault(attack.target, []).append(after.value / before.value)
     return ratios

@@ -317,7 +317,7 @@ def _by_level(study: Study, axis: Axis, other: Axis | None, label: str, values: 
     found = ByLevel(levels, {name: own for name, own in series.items() if own})
     title = f"{plain_text(label)} by {plain_text(axis.label)}"
     # Batch sizes are compared, not followed: boxes, as their papers' tables have it.
-    if axis.numeric and len(levels) >= 4 and len(axis.members) == 1 and "batch" not in axis.name:
+    if axis.numeric and len(levels) >= 4 and len(axis.members) == 1 and not axis.is_batch_size:
         places = [float(level[0]) for level in axis.levels]
         return lines(found, title=title, label=label, factor=axis.label, places=places)
     return boxes(found, title=title, label=label, factor=axis.label)
