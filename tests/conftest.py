@@ -1,11 +1,16 @@
 """For every test: one thread (more of them than cores slow each other down, and sums keep their order), and fixtures."""
 
+import os
+
 import pytest
 import torch
 
 import skips
 from spiritlevel import cli
 from spiritlevel.curvature import estimate
+
+# Ray reads this once, when it is imported, which any test of a process may be the first to do; see study/test_engines.py.
+os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a token of the tests that nobody guesses")
 
 
 def pytest_configure(config):

@@ -107,6 +107,25 @@ def listed() -> dict[str, object]:
     return {"recurrent": numbers(sl.measure(model, data, measures=NAMES[1:2]))}
 
 
+def smallest() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    """One sample for all processes, and a bias of one entry, of which the last ones hold nothing."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).double(), (
+        torch.randn(1, 5).double(),
+        torch.randn(1, 1).double(),
+    )
+
+
+def few() -> dict[str, object]:
+    model, data = smallest()
+    fully_shard(model)
+    empty = next(reversed(dict(Problem(model, "mse", data, distributed=True, shards=True).parameters).values()))
+    return {
+        "few": numbers(sl.measure(model, data, "mse", measures=NAMES[1:3])),
+        "entries": empty.numel(),
+    }
+
+
 def plain() -> dict[str, object]:
     """Every process has the whole model, and a part of the Krylov vectors."""
     model, data = subject()
@@ -162,7 +181,7 @@ def refusals() -> dict[str, str]:
 if __name__ == "__main__":
     rank, size, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     dist.init_process_group("gloo", init_method=f"file://{place}.group", rank=rank, world_size=size)
-    result = {**sharded(), **tensors(), **listed(), **plain(), **refusals()}
+    result = {**sharded(), **tensors(), **listed(), **few(), **plain(), **refusals()}
     with open(f"{place}.{rank}", "w", encoding="utf-8") as stream:
         json.dump(result, stream)
     dist.destroy_process_group()

@@ -28,6 +28,23 @@ def test_every_operation_has_its_tensors_on_one_device(seen) -> None:
 
 
 @pytest.mark.slow
+def test_only_small_things_come_to_the_cpu(seen) -> None:
+    """Coefficients of Krylov vectors at every step; labels, and the slopes of the samples, once."""
+    assert set(seen["copied"]) == {"lanczos.py", "batches.py", "survey.py"}
+    assert seen["copied"]["batches.py"] + seen["copied"]["survey.py"] == 3
+
+
+@pytest.mark.slow
+def test_a_device_without_double_precision_leaves_it_to_the_cpu(seen) -> None:
+    assert seen["single"] == pytest.approx({name: seen["here"][name] for name in seen["single"]}, rel=1e-9)
+    said = "measured on the CPU: sums are taken in double precision, which elsewhere:0 does not have"
+    assert seen["notes"].count(said) == 1
+    assert seen["at"] == seen["balanced at"] == "elsewhere:0"  # the caller's model, and its twins, stay where they are
+    assert seen["balanced"]
+    assert seen["audit"] == "invariant"
+
+
+@pytest.mark.slow
 def test_the_device_has_the_same_draws_and_values(seen) -> None:
     assert len(seen["here"]) > 10
     assert seen["there"] == pytest.approx(seen["here"], rel=1e-9)

@@ -17,7 +17,7 @@ from spiritlevel.problem.shards import WHOLE
 from spiritlevel.problem.wrappers import in_shards
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shards_worker import NAMES, batch_loss, recurrent, subject
+from shards_worker import NAMES, batch_loss, recurrent, smallest, subject
 
 WORKER = Path(__file__).with_name("shards_worker.py")
 
@@ -121,6 +121,17 @@ def test_tensors_divided_in_any_way(seen) -> None:
         assert value == pytest.approx(alone[name].value, abs=error + alone[name].error)
     assert seen[0]["held"] + seen[1]["held"] == sum(parameter.numel() for parameter in model.parameters())
     assert seen[0]["gathered"]
+
+
+@pytest.mark.slow
+def test_fewer_samples_and_entries_than_processes(seen) -> None:
+    model, data = smallest()
+    alone = sl.measure(model, data, "mse", measures=NAMES[1:3])
+    assert [each["entries"] for each in seen] == [1, 0]
+    for each in seen:
+        for name in NAMES[1:3]:
+            value, error = each["few"][name]
+            assert value == pytest.approx(alone[name].value, abs=error + alone[name].error)
 
 
 @pytest.mark.slow

@@ -6,21 +6,21 @@ cluster ends when standard input closes: also with a test that is killed.
 
 import sys
 
-SIZE = {"num_cpus": 1, "object_store_memory": 80_000_000}
+NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 
 
 def main() -> None:
-    from ray.cluster_utils import Cluster  # Ray reads what it is asked for, a token too, when it is imported
+    from ray.cluster_utils import Cluster  # not by who only collects tests: it takes seconds
 
-    head = {**SIZE, "include_dashboard": False}
+    head = {**NODE, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    far = cluster.add_node(**SIZE, resources={"far": 1})
+    far = cluster.add_node(**NODE, resources={"far": 1})
     print(cluster.address, flush=True)
     for line in sys.stdin:
         if line.strip() == "lose":
             cluster.remove_node(far, allow_graceful=False)
         else:
-            far = cluster.add_node(**SIZE, resources={"far": 1})
+            far = cluster.add_node(**NODE, resources={"far": 1})
         print(line.strip(), flush=True)
     cluster.shutdown()
 

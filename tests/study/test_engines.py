@@ -127,9 +127,11 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch, engine, package):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A Ray cluster of two nodes that asks for a token: its address, and a call that loses or adds the second node."""
+    """A Ray cluster of two nodes that asks for a token: its address, and a call that loses or adds the second node.
+
+    The token is in the environment of all tests (tests/conftest.py).
+    """
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets lie there, whose paths must be short
-    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a token of the tests that nobody guesses")
     process = subprocess.Popen(
         [sys.executable, Path(__file__).with_name("ray_nodes.py")],
         stdin=subprocess.PIPE,
@@ -147,8 +149,6 @@ def cluster():
 
     yield types.SimpleNamespace(address=process.stdout.readline().strip(), tell=tell)
     process.communicate()
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-        os.environ.pop(name)
     shutil.rmtree(folder, ignore_errors=True)
 
 

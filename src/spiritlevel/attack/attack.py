@@ -310,10 +310,8 @@ def _ritz_values(products: HessianProducts, scale: Tensor | None, most: int = 15
 
 
 def _in_double(model: nn.Module, loss: str | Callable[..., Any] | Loss, data: Any) -> Problem:
-    """The problem in double precision, on devices that have it."""
-    tensor = next(model.parameters(), None)
-    single = tensor is not None and tensor.device.type == "mps"
-    return Problem(model, loss, data, dtype=None if single else torch.float64)
+    """The problem in double precision."""
+    return Problem(model, loss, data, dtype=torch.float64)
 
 
 def _symmetries(problem: Problem) -> Symmetries:

@@ -24,6 +24,7 @@ from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.batches import Batch, Data
+from spiritlevel.problem.devices import doubled_copy
 from spiritlevel.problem.losses import Loss, logits_of, resolve_loss
 from spiritlevel.problem.wrappers import refuse_shards
 from spiritlevel.symmetry import Rescaling, Symmetries, affine, find_symmetries
@@ -78,7 +79,7 @@ def audit(
         raise SpiritLevelError(f"unknown kinds {sorted(unknown)}; known are {', '.join(KINDS)}")
     fixed = resolve_loss(loss)
     refuse_shards(model)
-    original_model, source = copy.deepcopy(model).double(), Data(data)
+    original_model, source = doubled_copy(model), Data(data)
     twins = Twins(original_model, source)
 
     def take(twin: nn.Module, twin_data: Any) -> Report:

@@ -302,7 +302,7 @@ class _Study:
     def at(self, delta: float) -> _Losses:
         """Losses precise enough for the rises at this δ: in double precision where rounding would show."""
         exact_enough = self._own.rounding <= 0.1 * AGREEMENT * delta**2 / 2 * self._curvature
-        if exact_enough or self.problem.dtype == torch.float64 or self.problem.device.type == "mps":
+        if exact_enough or self.problem.dtype == torch.float64:
             return self._own
         if self._precise is None:
             own = self.problem

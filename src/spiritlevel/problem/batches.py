@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from spiritlevel.errors import NondeterministicError, SpiritLevelError
+from spiritlevel.problem.devices import with_double
 from spiritlevel.problem.objects import is_one_batch, tensors_of, with_tensors
 
 # The entry of a dict batch that holds the targets, as Hugging Face's libraries name it.
@@ -258,8 +259,9 @@ def _as_pair(source: Any) -> Batch | None:
 
 
 def normal(tensor: Tensor) -> Tensor:
-    """A tensor that autograd can save: those made in inference mode it cannot."""
-    return tensor.clone() if tensor.is_inference() else tensor
+    """A tensor that autograd can save, which one made in inference mode is not, where there is double precision."""
+    placed = with_double(tensor)
+    return placed.clone() if placed.is_inference() else placed
 
 
 def _re_iterable(source: Any) -> Iterable[Any]:
@@ -359,7 +361,7 @@ def _fingerprint(batch: Batch) -> tuple[float, ...]:
     sums: list[float] = []
     for leaf in tensors_of((batch.inputs, batch.targets)):
         numbers = leaf.detach().to(torch.float64).reshape(len(leaf) if leaf.dim() else 1, leaf.shape[1:].numel())
-        weighted = _weights(numbers.shape[0], numbers.device) @ numbers @ _weights(numbers.shape[1], numbers.device)
+        weighted = _weights(numbers.shape[0], numbers.device) @ (numbers @ _weights(numbers.shape[1], numbers.device))
         sums += [*map(float, leaf.shape), float(weighted), float(numbers.square().sum())]
     return tuple(sums)
 

@@ -144,8 +144,7 @@ class _InDouble:
 
 def _doubled(values: Any) -> Any:
     def double(leaf: Any) -> Any:
-        fits = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.device.type != "mps"  # has no float64
-        return leaf.double() if fits else leaf
+        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
     return tree_map(double, values)
 

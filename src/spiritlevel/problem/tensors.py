@@ -14,6 +14,7 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem import checks
 from spiritlevel.problem.batches import normal
 from spiritlevel.problem.contract import Parameters
+from spiritlevel.problem.devices import has_double, with_double
 from spiritlevel.problem.shards import WHOLE, Shards
 
 # Matrices with entries of this size, or as small, are measured in double precision.
@@ -52,9 +53,11 @@ def collect(
     tensors = {**named, **buffers}
     for name, tensor in tensors.items():
         checks.check_kind(name, tensor)
-    parts = {name: shards.part(name, tensor.detach()) for name, tensor in tensors.items()}
+    parts = {name: with_double(shards.part(name, tensor.detach())) for name, tensor in tensors.items()}
     sizes = (_size(shards, name, parts[name]) for name, tensor in named.items() if tensor.dim() > 1)
     precision, notes = _precision(tensors.values(), sizes, dtype)
+    converted = dtype is not None or bool(notes)
+    notes += _devices_left(tensors.values())
     moved = {name: as_precision(parts.pop(name), precision) for name in tensors}
     for name, tensor in moved.items():
         checks.check_finite(name, tensor, shards, masks=name not in named)
@@ -62,7 +65,7 @@ def collect(
     free = {name: _own(moved[name], callers[name]) for name in named if name in chosen and named[name].requires_grad}
     frozen = {name: normal(moved[name]) for name in named if name not in free}
     fixed = {**frozen, **{name: moved[name].clone() for name in buffers}}
-    return Collected(free, fixed, dtype is not None or bool(notes), notes)
+    return Collected(free, fixed, converted, notes)
 
 
 def _precision(
@@ -85,6 +88,14 @@ def _precision(
             "their square, would leave the range of single precision"
         )
     return precision, tuple(dict.fromkeys(notes))
+
+
+def _devices_left(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    """That the measurement is not where the model is, and why."""
+    found = dict.fromkeys(str(tensor.device) for tensor in tensors if not has_double(tensor.device))
+    return tuple(
+        f"measured on the CPU: sums are taken in double precision, which {name} does not have" for name in found
+    )
 
 
 def _size(shards: Shards, name: str, part: Tensor) -> float:
@@ -112,8 +123,10 @@ def _matching(named: Mapping[str, Tensor], patterns: Sequence[str]) -> set[str]:
 
 
 def _own(tensor: Tensor, callers: Tensor | None) -> Tensor:
-    """A copy, unless the change of precision has made one, or it is none of the caller's."""
-    return tensor if callers is None or tensor.dtype != callers.dtype else tensor.clone()
+    """A copy, unless the change of precision or device has made one, or it is none of the caller's."""
+    if callers is None or (tensor.dtype, tensor.device) != (callers.dtype, callers.device):
+        return tensor
+    return tensor.clone()
 
 
 def as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:

@@ -18,6 +18,7 @@ from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor, nn
 
 from spiritlevel.errors import RescalingError
+from spiritlevel.problem.devices import with_double
 from spiritlevel.symmetry.group import TensorScale
 from spiritlevel.symmetry.rescale import Rescaling
 from spiritlevel.symmetry.symmetries import Symmetries
@@ -55,7 +56,9 @@ def balance(model: nn.Module, symmetries: Symmetries) -> Balance:
     For a factor that multiplies one slice and divides another, the two have equal norms at the minimum. Dead channels
     keep factor 1, and the parameters that only they touch take no part. Newton's method on a convex function.
     """
-    return least_sum(symmetries, {name: p.detach().double().square() for name, p in model.named_parameters()}, 1)
+    return least_sum(
+        symmetries, {name: with_double(p.detach()).double().square() for name, p in model.named_parameters()}, 1
+    )
 
 
 def least_sum(symmetries: Symmetries, masses: Mapping[str, Tensor], sign: Literal[1, -1]) -> Balance:
@@ -124,7 +127,7 @@ def _terms(symmetries: Symmetries, masses: Mapping[str, Tensor]) -> tuple[Floats
 
 def _sums(tensor: TensorScale, masses: Tensor) -> tuple[Tensor, Tensor]:
     """The basis rows that scale the parts of a parameter, and the sum of masses of each part."""
-    squares, keys = masses.double().cpu(), [rows for _, rows in tensor.terms]
+    squares, keys = masses.cpu().double(), [rows for _, rows in tensor.terms]
     constant = [d for d in range(squares.dim()) if all(rows.shape[d] == 1 for rows in keys)]
     squares = squares.sum(dim=constant, keepdim=True) if constant else squares
     for d in range(squares.dim()):

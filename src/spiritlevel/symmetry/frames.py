@@ -59,7 +59,7 @@ class Member:
         """The diagonal of D to the power of the sign, as [n, copies, 1]."""
         result = torch.ones(self.positions.shape, dtype=torch.float64)
         for gain in self.gains:
-            values = state[gain.name].detach().double().flatten().cpu()[gain.positions]
+            values = state[gain.name].detach().cpu().double().flatten()[gain.positions]
             result = result * values**gain.exponent
         return result.unsqueeze(-1)
 

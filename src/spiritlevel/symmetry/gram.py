@@ -66,7 +66,7 @@ def balance_groups(model: nn.Module, symmetries: Symmetries) -> GroupBalance:
     Channels and Gram matrices are balanced in turn until neither changes the other any more: each step is the exact minimum
     of Σ θ² over its own group.
     """
-    state = {name: t.detach().double().cpu() for name, t in (*model.named_parameters(), *model.named_buffers())}
+    state = {name: t.detach().cpu().double() for name, t in (*model.named_parameters(), *model.named_buffers())}
     frames = [frame for frame in symmetries.linear.frames if frame.kind == "linear"]
     singular = [frame.name for frame in frames if frame.form == "full" and _is_singular(frame, state)]
     full = [frame for frame in frames if frame.form == "full" and frame.name not in singular]

@@ -112,7 +112,7 @@ class ScaleGroup:
 
     def log_scales(self, log_factors: Tensor) -> dict[str, Tensor]:
         """For each tensor that moves, the logarithm of what multiplies it, broadcastable to its shape (float64)."""
-        values = torch.from_numpy(self.basis @ log_factors.detach().double().cpu().numpy())
+        values = torch.from_numpy(self.basis @ log_factors.detach().cpu().double().numpy())
         zero = torch.zeros((), dtype=torch.float64)
         return {
             name: sum((c * values[rows] for c, rows in tensor.terms), start=zero)

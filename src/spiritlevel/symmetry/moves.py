@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import RescalingError
+from spiritlevel.problem.devices import with_double
 from spiritlevel.symmetry.group import ScaleGroup
 from spiritlevel.symmetry.quiet import outputs
 from spiritlevel.symmetry.trace import tensors_in
@@ -92,7 +93,7 @@ def relative_change(before: Tensor, after: Tensor) -> float:
     """max |after − before| / max |before|; infinite where one is not finite and the other is."""
     if before.shape != after.shape:
         return float("inf")
-    old, new = before.double(), after.double()
+    old, new = with_double(before).double(), with_double(after).double()
     same = (old == new) | (old.isnan() & new.isnan())
     difference = torch.where(same, 0.0, (new - old).abs())
     largest = torch.where(old.isfinite(), old, 0.0).abs().max().item() if old.numel() else 0.0

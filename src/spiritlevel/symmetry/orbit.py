@@ -23,7 +23,7 @@ State = Mapping[str, Tensor]
 
 def orbit_dimension(scales: ScaleGroup, linear: LinearGroups, state: State) -> int:
     """The number of independent directions that leave the function alone; state: all parameters and buffers."""
-    parameters = {name: tensor.detach().double().cpu() for name, tensor in state.items()}
+    parameters = {name: tensor.detach().cpu().double() for name, tensor in state.items()}
     number = scales.dimension + sum(g.dimension for g in (*linear.frames, *linear.shifts))
     moving = _moving(scales, linear, parameters)
     if number * sum(t.numel() for t in moving.values()) <= LARGEST_TABLE:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.errors import RescalingError
+from spiritlevel.problem.devices import with_double
 from spiritlevel.symmetry.group import ScaleGroup
 from spiritlevel.symmetry.moves import Move
 
@@ -89,7 +90,8 @@ class Rescaling(Move):
 
 def _scaled(name: str, tensor: Tensor, scale: Tensor) -> Tensor:
     """tensor · scale rounded once, refusing numbers that the dtype cannot hold."""
-    result = (tensor.double() * scale.to(tensor.device)).to(tensor.dtype)
+    wide = with_double(tensor).double()
+    result = (wide * scale.to(wide.device)).to(tensor)
     if bool((tensor.isfinite() & ~result.isfinite()).any()):
         raise RescalingError(_range_message(name, tensor, "overflow"))
     if bool(((tensor != 0) & (result == 0)).any()):

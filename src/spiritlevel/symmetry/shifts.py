@@ -51,8 +51,8 @@ class NormReader:
 
     def response(self, state: Mapping[str, Tensor]) -> Tensor:
         """As for a linear map: a diagonal matrix, with the columns that are shifted."""
-        gain = state[self.norm.gain].detach().double().cpu()
-        spread = (state[self.norm.variance].detach().double().cpu() + self.norm.epsilon).sqrt()
+        gain = state[self.norm.gain].detach().cpu().double()
+        spread = (state[self.norm.variance].detach().cpu().double() + self.norm.epsilon).sqrt()
         return torch.diag(gain / spread)[:, self.positions]
 
 

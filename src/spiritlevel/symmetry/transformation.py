@@ -156,7 +156,7 @@ class Transformation(Move):
         aliases = self.symmetries.aliases
         own = {aliases.get(name, name): tensor for name, tensor in state.items()}
         shapes = self.shapes
-        moved = {name: tensor.detach().double().cpu() for name, tensor in own.items() if name in shapes}
+        moved = {name: tensor.detach().cpu().double() for name, tensor in own.items() if name in shapes}
         for step in self.steps:
             moved = step.on(moved)
         return {name: self._result(aliases.get(name, name), tensor, moved) for name, tensor in state.items()}
