@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.landscape import Line, load
+from spiritlevel.study.along import Mark
+from spiritlevel.study.correlate import Answers
 from spiritlevel.study.plan import read_plan
+from spiritlevel.study.results import GAPS, Cell, Passed, Quantity, described_study
 from spiritlevel.study.run import prepare
 from spiritlevel.study.store import StudyFolder
 from spiritlevel.study.worker import DONE, compute
@@ -21,6 +27,7 @@ from tiny_study import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
 MAKE = runpy.run_path(str(ROOT / "docs" / "results" / "make.py"))
+EQUAL_LOSS = runpy.run_path(str(ROOT / "docs" / "results" / "equal_loss.py"))
 LINES = runpy.run_path(str(ROOT / "docs" / "results" / "lines.py"))
 MEASURES = (
     "kappa_trace_sum", "kappa_trace_max", "rho_sum", "rho_max", "hessian_trace", "hessian_spectral_norm",
@@ -117,6 +124,83 @@ def test_the_place_of_the_data_stays_out(page: Path) -> None:
     assert MAKE["described"]({**plain, "config": config}, study)["config"]["data"] == {"name": "mnist", "folder": None}
 
 
+def one_run(folder: Path, name: str, cells: slice, seed: int = 0) -> Path:
+    """A run of some networks of one study, as one machine leaves it."""
+    whole = followed(fabricate(folder / name, "petzka-mnist", excluded=0, failed=0, unfinished=0, seed=seed))
+    plain = json.loads((whole / "study.json").read_text())
+    plain["config"]["data"] = {"name": "mnist", "folder": f"/{name}"}
+    plain["config"] = {**plain["config"], "seeds": [0, 1, 2, 3, 4, 5], "training": {"epochs": 100}}
+    plain["cells"] = plain["cells"][cells]
+    (whole / "study.json").write_text(json.dumps(plain))
+    return whole
+
+
+def table(results: Path, name: str = "results.csv") -> dict[str, dict[str, str]]:
+    rows = csv.DictReader((results / "petzka-mnist" / name).read_text(encoding="utf-8").splitlines())
+    return {f"{row['hash']} {row.get('level', '')}": row for row in rows}
+
+
+def test_runs_of_several_machines_add_up(tmp_path: Path) -> None:
+    one, other = one_run(tmp_path, "one", slice(0, 8)), one_run(tmp_path, "other", slice(4, 14), seed=1)
+    cells = [entry["hash"] for entry in json.loads((one / "study.json").read_text())["cells"]]
+    finished, unfinished = one / "cells" / cells[0] / "result.json", one / "cells" / cells[5] / "result.json"
+    unfinished.unlink()
+    (other / "cells" / cells[6] / "result.json").unlink()
+    MAKE["gather"](one, tmp_path / "apart")
+    first, levels = table(tmp_path / "apart"), table(tmp_path / "apart", "levels.csv")
+    MAKE["gather"](one, tmp_path / "results")
+    MAKE["gather"](other, tmp_path / "results")
+    rows = table(tmp_path / "results")
+    assert len(rows) == 14
+    assert {row["status"] for row in rows.values()} == {"measured"}  # what one of them finished is finished
+    for kept in (cells[0], cells[6]):  # not in the other run, or not finished there
+        before = first[f"{kept} "]
+        # A gap is a difference of two columns and follows their six digits.
+        stays = [name for name in before if name not in GAPS]
+        assert [rows[f"{kept} "][name] for name in stays] == [before[name] for name in stays]
+    again = table(tmp_path / "results", "levels.csv")
+    assert len(again) == 28
+    assert again[f"{cells[0]} 1.0"]["rho_sum"] == levels[f"{cells[0]} 1.0"]["rho_sum"]
+    # Networks of before stay when a run is gathered again, and gathering twice changes nothing.
+    text = (tmp_path / "results" / "petzka-mnist" / "results.csv").read_text()
+    finished.unlink()
+    MAKE["gather"](one, tmp_path / "results")
+    MAKE["gather"](other, tmp_path / "results")
+    assert (tmp_path / "results" / "petzka-mnist" / "results.csv").read_text() == text
+
+
+def test_networks_that_were_made_differently_are_not_joined(tmp_path: Path) -> None:
+    one, other = one_run(tmp_path, "one", slice(0, 8)), one_run(tmp_path, "other", slice(8, 14))
+    plain = json.loads((other / "study.json").read_text())
+    plain["config"]["training"] = {"epochs": 5}
+    (other / "study.json").write_text(json.dumps(plain))
+    MAKE["gather"](one, tmp_path / "results")
+    with pytest.raises(
+        SpiritLevelError, match=r"made differently: training\.epochs is 100 there and 5 here\. Run the study"
+    ):
+        MAKE["gather"](other, tmp_path / "results")
+    assert len(table(tmp_path / "results")) == 8
+
+
+def test_a_run_of_one_network_joins_those_of_others(tmp_path: Path) -> None:
+    """A factor of the built-in study that a run sets to one value is a factor of the tables."""
+    for number, model in enumerate(("mnist-fc", "lenet")):
+        folder = fabricate(tmp_path / model, "rangamani-mnist", excluded=0, failed=0, unfinished=0, cells=10)
+        plain = json.loads((folder / "study.json").read_text())
+        plain["factors"].pop("model.name")
+        plain["config"] = {"model": {"name": model}, "training": {"learning_rate": 0.1}, "seeds": [0, 1, 2, 3, 4]}
+        for entry in plain["cells"]:
+            del entry["factors"]["model.name"]
+            renamed = f"{number}{entry['hash'][1:]}"
+            (folder / "cells" / entry["hash"]).rename(folder / "cells" / renamed)
+            entry["hash"] = renamed
+        (folder / "study.json").write_text(json.dumps(plain))
+        MAKE["gather"](folder, tmp_path / "results")
+    study = MAKE["read_tables"](tmp_path / "results" / "rangamani-mnist")
+    assert {name: len(part.measured) for name, part in study.parts.items()} == {"mnist-fc": 10, "lenet": 10}
+    assert study.factors["model.name"] == ["mnist-fc", "lenet"]
+
+
 def test_lines_around_small_and_large_batches(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     folder = StudyFolder(tmp_path / "out")
@@ -132,6 +216,51 @@ def test_lines_around_small_and_large_batches(tmp_path: Path) -> None:
     middle = lines.losses[:, 10]
     assert middle[0] == middle[1] == middle[2] != middle[3] == middle[4] == middle[5]
     assert len(set(lines.losses[:, 0].tolist())) == 6
+    # Another time the same networks replace theirs; networks of other seeds would join them.
+    LINES["main"](str(folder.path), "30", tmp_path)
+    again = load(tmp_path / "tiny" / "line-mlp:8-batch-16.json")
+    assert isinstance(again, Line)
+    assert (again.labels, again.losses.tolist()) == (lines.labels, lines.losses.tolist())
+    others = replace(lines, labels=tuple(f"{label}0" for label in lines.labels))
+    assert LINES["joined"]([lines, others]).losses.shape == (12, 21)
+
+
+def network(batch: int, seed: int, fall: float, factor: float) -> Cell:
+    """A network whose norm is 100 √loss times a factor, and whose train loss after epoch t is exp(−fall t)."""
+
+    def norm(loss: float) -> dict[str, Quantity]:
+        return {"riemannian_spectral_norm": Quantity(factor * 100 * math.sqrt(loss), 0.0, True)}
+
+    def passed(mark: Mark, epoch: float) -> Passed:
+        loss = math.exp(-fall * epoch)
+        return Passed(mark, round(1000 * epoch), epoch, {"train_loss": loss}, norm(loss))
+
+    levels = [passed(Mark("loss", level), -math.log(level) / fall) for level in (1.0, 0.1, 0.001, 0.0001)]
+    epochs = [passed(Mark("epoch", epoch), epoch) for epoch in (1, 2)]
+    end = 10 / fall
+    training = {"train_loss": math.exp(-10), "steps": round(1000 * end), "epochs": end}
+    factors = {"training.batch_size": batch}
+    return Cell(f"{batch}{seed}", factors, seed, "measured", "", training=training, measures=norm(math.exp(-10)), along=(*levels, *epochs))  # fmt: skip
+
+
+def test_what_the_train_loss_makes_of_a_ratio_at_equal_epochs_is_told_from_the_batch() -> None:
+    """At epoch t losses are e⁻³ᵗ and e⁻ᵗ: √ of their ratio is e^t; twice the norm at every loss is left."""
+    cells = [network(256, seed, 3.0, 1.0) for seed in (0, 1)] + [network(5000, seed, 1.0, 2.0) for seed in (0, 1)]
+    study = described_study(ROOT, {"name": "rangamani-mnist", "gap": "accuracy"}, tuple(cells), 0)
+    first, second, end = EQUAL_LOSS["parted"](study, "riemannian_spectral_norm")
+    for epoch, found in ((1, first), (2, second)):
+        assert found.mark == Mark("epoch", epoch)
+        assert found.losses == pytest.approx((math.exp(-3 * epoch), math.exp(-epoch)))
+        assert found.ratio == pytest.approx(2 * math.exp(epoch))
+        assert found.by_loss == pytest.approx(math.exp(epoch))
+        assert found.left == pytest.approx(2)
+    assert (end.mark, end.ratio, end.by_loss) == (None, pytest.approx(2), pytest.approx(1))
+    told = MAKE["Told"](study, Answers((), {}, (), 100), ROOT)
+    assert EQUAL_LOSS["parted_table"](told)[3] == "| epoch 2 | 0.0025 | 0.14 | 15 | 7.4 | 2.0 |"
+    assert EQUAL_LOSS["parted_sentence"](told) == (
+        "At epoch 2 the large batch has 15 times the norm and 55 times the train loss; small batches at that train loss have "
+        "7.4 times. Over 2 epochs compared, 2.0 to 2.0 times are left for the batch itself."
+    )
 
 
 def test_csv_files_are_shortened_and_nothing_else() -> None:

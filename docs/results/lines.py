@@ -1,7 +1,7 @@
 """The loss around trained networks along random directions, small against large batches: Figure 2 of Rangamani et al. 2019.
 
 `python docs/results/lines.py FOLDER [SAMPLES]` takes every finished network of a study at its smallest and its largest batch
-and writes `STUDY/line-MODEL-batch-N.json` beside this file, directions of all seeds together; `make.py` draws them.
+and adds its lines to `STUDY/line-MODEL-batch-N.json` beside this file, directions of all seeds together; `make.py` draws them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from spiritlevel.landscape import Line, line
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.landscape import Line, line, load
 from spiritlevel.study.results import Study, read_study
 from spiritlevel.study.show.along import batch_axis
 from spiritlevel.study.store import CellFolder, StudyFolder
@@ -34,10 +35,12 @@ def one_line(folder: CellFolder, samples: Samples, count: int) -> Line:
 
 
 def joined(lines: list[Line]) -> Line:
-    """All directions of several networks as one line."""
+    """All directions of several networks as one line; of those with the same label, which is that of a seed, the last."""
     first = lines[0]
-    labels = tuple(label for each in lines for label in each.labels)
-    return Line(first.steps, torch.cat([each.losses for each in lines]), None, labels, first.normalization)
+    if any(not torch.equal(each.steps, first.steps) for each in lines):
+        raise SpiritLevelError("lines with other steps cannot be joined; move the old ones away to begin new ones")
+    rows = {label: row for each in lines for label, row in zip(each.labels, each.losses, strict=True)}
+    return Line(first.steps, torch.stack(list(rows.values())), None, tuple(rows), first.normalization)
 
 
 def ends(study: Study) -> Iterator[tuple[str, int, list[str]]]:
@@ -58,8 +61,10 @@ def main(folder: str, count: str = str(SAMPLES), results: Path = HERE) -> None:
     for model, batch, hashes in ends(study):
         folders = [StudyFolder(folder).cell(name) for name in hashes]
         samples = load_samples(folders[0].config().data)
-        found = joined([one_line(each, samples, int(count)) for each in folders])
-        found.save(results / study.name / f"line-{model}-batch-{batch}.json")
+        place = results / study.name / f"line-{model}-batch-{batch}.json"
+        before = [loaded] if place.exists() and isinstance(loaded := load(place), Line) else []
+        found = joined([*before, *(one_line(each, samples, int(count)) for each in folders)])
+        found.save(place)
         print(f"{model}, batch {batch}: {len(folders)} networks, {len(found.losses)} directions")
 
 

@@ -1,8 +1,9 @@
 """`docs/results.md` from the folders of studies, by one command.
 
-`python docs/results/make.py FOLDER…` copies the tables of studies that were run, finished or not, into `docs/results/STUDY/`
-(`study.json`, `results.csv`, `levels.csv`, `correlations.csv`, all numbers to six digits), and writes the page anew from all
-tables that lie there. Without a folder it only writes the page. Words that do not depend on numbers are in `template.txt`;
+`python docs/results/make.py FOLDER…` adds the networks of studies that were run, finished or not, to the tables in
+`docs/results/STUDY/` (`study.json`, `results.csv`, `levels.csv`, `correlations.csv`, all numbers to six digits), and writes the
+page anew from all tables that lie there. Networks that stand there already stay, so that runs on several days and machines
+add up (`joining.py`). Without a folder it only writes the page. Words that do not depend on numbers are in `template.txt`;
 what was tried and what remains of a study in `STUDY/notes.md`.
 """
 
@@ -20,6 +21,7 @@ if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
 from contest import winners  # noqa: E402
+from joining import crossed_again, joined  # noqa: E402
 from lines import ends  # noqa: E402
 from tellers import FEW, TELLERS  # noqa: E402
 from telling import Told, Verdict, made  # noqa: E402
@@ -45,15 +47,21 @@ def short(text: str) -> str:
 
 
 def gather(folder: Path, results: Path = HERE) -> Path:
-    """Copy the tables of a study into `results`; where they are then."""
-    study = read_study(folder)
-    place = results / study.name
-    write_json(place / "study.json", described(json.loads((folder / "study.json").read_text(encoding="utf-8")), study))
+    """Add the networks of a study to its tables in `results`, which need not be there yet; where they are then."""
+    ran = read_study(folder)
+    place = results / ran.name
+    plain = described(json.loads((folder / "study.json").read_text(encoding="utf-8")), ran)
+    plain, study = crossed_again(plain, ran)
+    if (place / "study.json").exists():
+        before = json.loads((place / "study.json").read_text(encoding="utf-8"))
+        plain, study = joined(crossed_again(before, read_tables(place)), (plain, study))
+    write_json(place / "study.json", plain)
     write_whole(place / "results.csv", short(results_csv(study)))
     if study.marks:
         write_whole(place / "levels.csv", short(levels_csv(study)))
-    for name, checkpoint in pair(study):
-        write_whole(place / name, checkpoint.read_bytes())
+    for name, checkpoint in pair(ran):
+        if not (place / name).exists():  # any network of a batch will do, and weights are large
+            write_whole(place / name, checkpoint.read_bytes())
     return place
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from equal_loss import parted_sentence, parted_table
 from telling import (
     MATRIX,
     NAMES,
@@ -217,7 +218,7 @@ def rangamani_verdict(told: Told) -> Verdict:
     if not decided:
         return Verdict("; ".join(said), count, FEW)
     verdict = "disagrees: at equal train loss nothing of the factor is left" if all(decided) else "agrees"
-    return Verdict("; ".join(said), count, verdict)
+    return Verdict("; ".join(said), count, verdict + (" so far" if "so far" in count else ""))
 
 
 def rangamani(told: Told) -> list[str]:
@@ -236,6 +237,8 @@ def rangamani(told: Told) -> list[str]:
                 "",
                 *table,
             ]
+        if apart := parted_table(part):
+            made += ["", *apart, "", parted_sentence(part)]
         kind = part.model.partition(":")[0]
         pictures += [
             told.picture(

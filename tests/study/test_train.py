@@ -6,13 +6,12 @@ import torch
 from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study.evaluation import evaluate, gradient_norm
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.train import (
     Trained,
     build,
     ensemble_size,
-    evaluate,
-    gradient_norm,
     load_samples,
     noisy_labels,
     seed_for,
@@ -208,7 +207,7 @@ def test_evaluation_is_the_mean_over_all_samples(monkeypatch):
     model, x, y = build(cell, samples.train), samples.train.x, samples.train.y
     loss = F.cross_entropy(model(x), y)
     gradient = torch.autograd.grad(loss, list(model.parameters()))
-    monkeypatch.setattr("spiritlevel.study.train.CHUNK", 7)
+    monkeypatch.setattr("spiritlevel.study.evaluation.CHUNK", 7)
     found, accuracy = evaluate(model, x, y)
     assert found == pytest.approx(loss.item())
     assert accuracy == pytest.approx((model(x).argmax(1) == y).float().mean().item())

@@ -1,6 +1,7 @@
 """Weights along a training: kept where the train loss first falls to a level, and after chosen epochs.
 
-The losses of batches, which cost nothing, say when a level may be reached; a pass over the whole training set decides.
+The losses of batches, which cost nothing, say when a level may be reached; where data are many, samples spread over them say
+whether it is likely; a pass over the whole training set decides.
 Nothing here draws a random number or changes a weight: a network is trained to the same bits with and without levels.
 """
 
@@ -82,7 +83,8 @@ class Watch:
         self.steps_per_epoch = -(-samples // batch_size)
         self.mean = math.nan
         self.ratio = 1.0
-        self.steps = self.in_vain = self.not_before = 0
+        self.steps = self.not_before = 0
+        self.in_vain = 0.0
 
     def suspects(self, batch_loss: float) -> bool:
         """After a step with this loss: whether the next level may be crossed, so that an evaluation is worth its cost."""
@@ -90,24 +92,33 @@ class Watch:
         if not math.isfinite(self.mean):
             self.mean = batch_loss
         self.mean += min(1.0, self.batch_size / self._window) * (batch_loss - self.mean)
-        if not self.levels or self.steps < self.not_before or not self.mean * self.ratio <= self.levels[0]:
+        if self.steps < self.not_before or not self.may_be_crossed:
             return False
         return self.in_vain < SPARE_PASSES + SPARE_PASSES_AN_EPOCH * self.steps / self.steps_per_epoch
+
+    @property
+    def may_be_crossed(self) -> bool:
+        """Whether the network seems to have come to the next level."""
+        return bool(self.levels) and self.mean * self.ratio <= self.levels[0]
 
     @property
     def _window(self) -> float:
         first = min(FIRST_WINDOW, FIRST_PART * self.samples)
         return min(max(first, WINDOW * self.steps * self.batch_size), self.samples)
 
-    def missed(self) -> None:
-        """An evaluation that was asked for found no level crossed."""
-        self.in_vain += 1
+    def missed(self, cost: float = 1.0) -> None:
+        """An evaluation that was asked for found no level crossed; its cost in passes over the training set."""
+        self.in_vain += cost
         self.not_before = self.steps + max(1, round(PAUSE * self.steps_per_epoch))
+
+    def learn(self, loss: float) -> None:
+        """Remember how the loss of the training set differs from the running mean."""
+        if self.mean > 0 and math.isfinite(loss):
+            self.ratio = min(FARTHEST, max(1 / FARTHEST, loss / self.mean))
 
     def passed(self, loss: float, epoch: int | None = None) -> list[Mark]:
         """The marks that a network with this loss on the whole training set has come to, each reported once."""
-        if self.mean > 0 and math.isfinite(loss):
-            self.ratio = min(FARTHEST, max(1 / FARTHEST, loss / self.mean))
+        self.learn(loss)
         crossed = [level for level in self.levels if loss <= level]
         self.levels = self.levels[len(crossed) :]
         ended = [mark for mark in self.epochs if mark == epoch]

@@ -14,7 +14,14 @@ _NOT_IN_NAMES = ("data.folder", "training.ensemble", "seeds")
 
 def comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether two descriptions differ at most in their seeds and in the levels of their factors."""
-    return _fixed(before) == _fixed(json_ready(now))
+    return not differences(before, now)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What else two descriptions differ in: setting → its values in both, None where one does not have it."""
+    one, other = _fixed(before), _fixed(json_ready(now))
+    pairs = {key: (one.get(key), other.get(key)) for key in (*one, *other)}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _fixed(described: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +33,8 @@ def _fixed(described: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in flattened(described.get("config") or {})
         if key not in (*factors, *_NOT_IN_NAMES) and value not in (None, [], ())
     }
-    return {**settings, "of": (described.get("version"), sorted(factors), described.get("tied"), described.get("gap"))}
+    head = {key: described.get(key) for key in ("version", "tied", "gap")}
+    return {**settings, **head, "factors": sorted(factors)}
 
 
 def merged(before: Mapping[str, Any], now: Mapping[str, Any], further: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

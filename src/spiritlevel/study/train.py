@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.along import Kept, Mark, Scores, Watch, kept_at
+from spiritlevel.study.evaluation import Evaluation, gradient_norm
 from spiritlevel.study.learners import Alone, Learner, Together
 from spiritlevel.study.settings import CellConfig, DataSection, TrainingSection
 from spiritlevel.subjects.data import SOURCES, Dataset, load_data
@@ -21,8 +21,6 @@ from spiritlevel.subjects.networks import build_model
 from spiritlevel.subjects.networks.dense import FullyConnected
 from spiritlevel.subjects.preprocessing import Standardization, statistics_of
 
-# Samples in one forward pass where nothing is learned: large enough for speed, small enough for any network.
-CHUNK = 1000
 # Measured: six to sixteen fully connected networks gain from training together while weights × batch size is below this.
 LARGEST_SHARED_STEP = 6_000_000
 FEWEST_SHARED, MOST_SHARED = 6, 16
@@ -45,7 +43,8 @@ class Samples:
 class Epoch:
     """One row of a training curve, measured over whole data sets after the epoch.
 
-    The test data decide nothing on the way, so where they are many they are not looked at after every epoch.
+    Where data are many, not every epoch that a study asks for has a row: evaluations take a small share of a training. The
+    test data decide nothing on the way, so where they are many they are not looked at for every row.
     """
 
     epoch: int
@@ -162,7 +161,7 @@ def train(configs: Sequence[CellConfig], samples: Samples, after_epoch: AfterEpo
                 continue
             still = [position for position, run in enumerate(going) if not run.ends_at(epoch, rate)]
             if after_epoch is not None:
-                after_epoch(epoch, {runs.index(run): run.curve[-1].train_loss for run in going})
+                after_epoch(epoch, {runs.index(run): run.train_loss(epoch) for run in going})
             if not still:
                 break
             if len(still) < len(going):
@@ -182,10 +181,9 @@ def _train_epoch(learner: Learner, runs: Sequence[_Run], batch_size: int) -> Non
     orders = torch.stack([run.order() for run in runs])
     for run in runs:
         run.model.train()
-    watched = any(run.watch.levels for run in runs)
     for batch in torch.split(orders, batch_size, dim=1):
         losses = learner.step(batch)
-        for run, loss in zip(runs, losses.tolist() if watched else [math.nan] * len(runs), strict=True):
+        for run, loss in zip(runs, losses.tolist(), strict=True):
             run.took_step(loss)
 
 
@@ -200,6 +198,7 @@ class _Run:
         self.generator = torch.Generator().manual_seed(seed_for(config.seed, "batches"))
         self.curve: list[Epoch] = []
         self.watch = Watch(config.measure, len(self.x), config.training.batch_size)
+        self.evaluation = Evaluation(self.x, self.y)
         self.along: list[Kept] = []
         self.tested_at = 0
         self.started = time.perf_counter()
@@ -213,24 +212,49 @@ class _Run:
 
     def took_step(self, batch_loss: float) -> None:
         """Notice that a step was made on a batch that had this loss before it."""
-        if self.watch.suspects(batch_loss):
-            marks, _ = self.look()
-            if not marks:
-                self.watch.missed()
-            self.model.train()
+        if not self.watch.suspects(batch_loss):
+            return
+        self.model.eval()
+        at_least = self.evaluation.likely_at_least(self.model) if self.evaluation.many else 0.0
+        if at_least > self.watch.levels[0]:
+            self.watch.learn(at_least)
+            self.watch.missed(self.evaluation.probe_cost)
+        elif not self.look()[0]:
+            self.watch.missed()
+        self.model.train()
 
     def look(self, epoch: int | None = None) -> tuple[list[Mark], tuple[float, float]]:
         """Evaluate the network as it is, and keep its weights if it has come to a mark; `epoch` if one has just ended."""
         self.model.eval()
-        loss, accuracy = evaluate(self.model, self.x, self.y)
+        loss, accuracy = self.evaluation.whole(self.model)
         marks = self.watch.passed(loss, epoch)
         if marks:
-            scores = Scores(loss, accuracy, *evaluate(self.model, self.test.x, self.test.y))
+            scores = Scores(loss, accuracy, *self.evaluation.other(self.model, self.test.x, self.test.y))
             self.along += kept_at(marks, self.watch, scores, self.model)
         return marks, (loss, accuracy)
 
+    def train_loss(self, epoch: int) -> float:
+        """The train loss after this epoch, or about what it is where the epoch has no row in the curve."""
+        known = self.curve and self.curve[-1].epoch == epoch
+        return self.curve[-1].train_loss if known else self.watch.mean
+
+    def _worth_a_pass(self, epoch: int) -> bool:
+        """Whether to evaluate the network after an epoch: if that is cheap or affordable, or if it may decide something."""
+        always = epoch == self.training.epochs or epoch in self.watch.epochs or not self.evaluation.many
+        trained = self.watch.steps * self.training.batch_size
+        if always or self.evaluation.affords(trained, len(self.test.x)) or self.watch.may_be_crossed:
+            return True
+        diverging, stop = not math.isfinite(self.watch.mean), self.training.stop
+        if diverging or stop is None:
+            return diverging
+        self.model.eval()
+        loss, accuracy = self.evaluation.bounds(self.model)
+        return not math.isfinite(loss) or stop.holds(loss, accuracy, 0.0)
+
     def ends_at(self, epoch: int, rate: float) -> bool:
-        """Measure the network after an epoch; whether its training ends here."""
+        """Look at the network after an epoch if that is worth a pass; whether its training ends here."""
+        if not self._worth_a_pass(epoch):
+            return False
         _, (loss, accuracy) = self.look(epoch)
         stop = self.training.stop
         if stop is not None and stop.gradient_norm is not None:
@@ -250,7 +274,7 @@ class _Run:
         if not ends and (epoch - self.tested_at) * len(self.x) < len(self.test.x):
             return None, None
         self.tested_at = epoch
-        return evaluate(self.model, self.test.x, self.test.y)
+        return self.evaluation.other(self.model, self.test.x, self.test.y)
 
     def result(self, ensemble: int) -> Trained:
         """The network as it ended, in eval mode."""
@@ -277,25 +301,3 @@ def arrived(training: TrainingSection, stop_reason: str, loss: float, accuracy: 
     """Whether a network that ended like this is what the study requires."""
     rule = training.require or training.stop
     return stop_reason != "diverged" and (rule is None or rule.holds(loss, accuracy, gradient_norm))
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Mean cross entropy and accuracy over all samples."""
-    loss, right = 0.0, 0
-    for x_chunk, y_chunk in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
-        outputs = model(x_chunk)
-        loss += F.cross_entropy(outputs, y_chunk, reduction="sum").item()
-        right += int((outputs.argmax(1) == y_chunk).sum())
-    return loss / len(x), right / len(x)
-
-
-def gradient_norm(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """The Euclidean norm of the gradient of the mean cross entropy over all samples."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    total = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
-    for x_chunk, y_chunk in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
-        loss = F.cross_entropy(model(x_chunk), y_chunk, reduction="sum") / len(x)
-        for entry, gradient in zip(total, torch.autograd.grad(loss, parameters), strict=True):
-            entry += gradient
-    return math.sqrt(sum(float(entry.square().sum()) for entry in total))

@@ -1,0 +1,102 @@
+"""Tables of one study that grow over days and machines: what a folder holds, joined with what was gathered before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spiritlevel.errors import SpiritLevelError
+from spiritlevel.saved import json_ready
+from spiritlevel.study.merge import differences, merged
+from spiritlevel.study.plan import list_studies, read_plan
+from spiritlevel.study.results import Cell, Study, described_study
+
+# What a description says of the machine; networks of several may stand in one table.
+ENVIRONMENT = "environment"
+
+
+def joined(before: tuple[dict[str, Any], Study], now: tuple[dict[str, Any], Study]) -> tuple[dict[str, Any], Study]:
+    """Two descriptions of one study with their networks as one: every network once, none lost.
+
+    A network is known by its place in the grid and its seed. Where both have it, a finished row stands before a failed
+    one and a failed one before an unfinished one, and the later of two equals. Settings that differ are refused.
+    """
+    (plain_before, study_before), (plain_now, study_now) = before, now
+    _refuse_other_settings(plain_before, plain_now, study_before.folder, study_now.folder)
+    cells = {place(cell): cell for cell in study_before.cells}
+    for cell in study_now.cells:
+        standing = cells.get(place(cell))
+        if standing is None or _standing(cell) >= _standing(standing):
+            cells[place(cell)] = cell
+    of_now = {place(cell) for cell in study_now.cells}
+    entries = {where: {"hash": c.hash, "factors": dict(c.factors), "seed": c.seed} for where, c in cells.items()}
+    current = {**plain_now, "cells": [entry for where, entry in entries.items() if where in of_now]}
+    plain = merged(plain_before, current, [entry for where, entry in entries.items() if where not in of_now])
+    plain["config"] = {**plain["config"], ENVIRONMENT: _environments(plain_before, plain_now)}
+    by_hash = {cell.hash: cell for cell in cells.values()}
+    ordered = tuple(by_hash[entry["hash"]] for entry in plain["cells"])
+    return plain, described_study(study_now.folder, plain, ordered, 0)
+
+
+def place(cell: Cell) -> tuple[tuple[str, str], ...]:
+    """Where a network stands in the grid: its factors and its seed."""
+    return tuple(sorted((name, repr(json_ready(value))) for name, value in cell.coordinates.items()))
+
+
+def _standing(cell: Cell) -> int:
+    return 2 if cell.training else 1 if cell.status == "failed" else 0
+
+
+def _refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], there: Path, folder: Path) -> None:
+    found = differences(_without_environment(before), _without_environment(now))
+    if found:
+        told = "; ".join(f"{key} is {one!r} there and {other!r} here" for key, (one, other) in found.items())
+        raise SpiritLevelError(
+            f"{folder} cannot be joined with the tables in {there}, because their networks were made differently: {told}. "
+            "Run the study with the settings of the tables, or move the tables away to begin new ones"
+        )
+
+
+def _without_environment(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {**plain, "config": {key: value for key, value in plain["config"].items() if key != ENVIRONMENT}}
+
+
+def _environments(*plains: Mapping[str, Any]) -> dict[str, str]:
+    """What the networks were computed by; several values of one kind stand side by side."""
+    found: dict[str, dict[str, None]] = {}
+    for plain in plains:
+        for key, value in (plain["config"].get(ENVIRONMENT) or {}).items():
+            found.setdefault(key, {}).update(dict.fromkeys(str(value).split(" and ")))
+    return {key: " and ".join(values) for key, values in found.items()}
+
+
+def crossed_again(plain: dict[str, Any], study: Study) -> tuple[dict[str, Any], Study]:
+    """The study with the factors of the built-in one of its name: one that was set to a single value is crossed again.
+
+    So a run of one network (`--set model.name=lenet`) joins runs of the others.
+    """
+    if study.name not in list_studies():
+        return plain, study
+    factors = [name for factor in read_plan(study.name).factors for name in factor.names]
+    fixed = {name: _setting(plain["config"], name) for name in factors if name not in plain["factors"]}
+    fixed = {name: value for name, value in fixed.items() if value is not None}
+    if not fixed:
+        return plain, study
+    cells = tuple(replace(cell, factors=_in_order({**fixed, **cell.factors}, factors)) for cell in study.cells)
+    entries = [{**entry, "factors": _in_order({**fixed, **entry["factors"]}, factors)} for entry in plain["cells"]]
+    levels = {name: [value] for name, value in fixed.items()}
+    whole = {**plain, "factors": _in_order({**levels, **plain["factors"]}, factors), "cells": entries}
+    return whole, described_study(study.folder, whole, cells, study.unknown_folders)
+
+
+def _in_order(values: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    known = {name: values[name] for name in names if name in values}
+    return {**known, **values}
+
+
+def _setting(config: Mapping[str, Any], name: str) -> Any:
+    section, _, key = name.partition(".")
+    within = config.get(section)
+    return within.get(key) if isinstance(within, Mapping) else None

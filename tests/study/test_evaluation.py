@@ -1,0 +1,114 @@
+"""Evaluations take a small share of a training where data are many, and decide the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.study import evaluation
+from spiritlevel.study.evaluation import FORWARD, Evaluation, evaluate
+from spiritlevel.study.settings import CellConfig
+from spiritlevel.study.train import Trained, build, load_samples, train
+
+SAMPLES = 600
+STOP = {"train_accuracy": 1.0, "train_loss": 0.02}
+
+
+def config(epochs: int, at_loss: tuple[float, ...] = (), **training: Any) -> CellConfig:
+    settings = {"optimizer": "adam", "learning_rate": 0.003, "batch_size": 20, "epochs": epochs, **training}
+    data = {"name": "digits", "train_samples": SAMPLES, "test_samples": 100}
+    sections = {"data": data, "model": {"name": "mlp:24"}, "training": settings, "measure": {"at_loss": at_loss}}
+    return CellConfig.model_validate({**sections, "seed": 0})
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six hundred samples count as many."""
+    for name, value in (("FEW", 100), ("HARDEST", 20), ("PROBED", 30)):
+        monkeypatch.setattr(evaluation, name, value)
+
+
+def counted(cell: CellConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[Trained, Counter[int]]:
+    """The network, and how often how many samples were looked at."""
+    looked: Counter[int] = Counter()
+    original = evaluation.each_loss
+
+    def counting(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+        looked[len(x)] += 1
+        return original(model, x, y)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "each_loss", counting)
+        (found,) = train([cell], load_samples(cell.data))
+    return found, looked
+
+
+def weights(found: Trained) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in found.model.parameters()])
+
+
+def seen(looked: Counter[int]) -> int:
+    return sum(size * times for size, times in looked.items())
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize(("evaluate_every", "stop"), [(1, None), (5, None), (1, {"train_loss": 1e-9})])
+def test_evaluations_cost_less_than_a_twentieth_of_a_training(
+    evaluate_every: int, stop: dict[str, float] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = config(200, (1.0, 0.1, 0.03), batch_size=60, evaluate_every=evaluate_every, stop=stop)
+    found, looked = counted(cell, monkeypatch)
+    assert [kept.mark.level for kept in found.along] == [1.0, 0.1, 0.03]
+    assert FORWARD * seen(looked) < 0.05 * 200 * SAMPLES
+    assert len(found.curve) >= 2
+    assert found.curve[-1].epoch == 200
+
+
+@pytest.mark.usefixtures("many")
+def test_training_ends_at_the_same_epoch_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = config(200, stop=STOP)
+    found, looked = counted(cell, monkeypatch)
+    monkeypatch.setattr(evaluation, "FEW", 10**9)
+    always, passes = counted(cell, monkeypatch)
+    assert found.stop_reason == always.stop_reason == "stop rule"
+    assert 5 < found.steps == always.steps < 200 * 30
+    assert torch.equal(weights(found), weights(always))
+    assert found.curve[-1] == always.curve[-1]
+    assert set(found.curve) <= set(always.curve)
+    assert seen(looked) < seen(passes) / 3
+
+
+@pytest.mark.usefixtures("many")
+def test_a_training_that_diverges_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = counted(config(60, optimizer="sgd", learning_rate=1e30), monkeypatch)
+    assert (found.stop_reason, found.curve[-1].epoch) == ("diverged", 1)
+
+
+@pytest.mark.usefixtures("many")
+def test_few_samples_bound_the_loss_of_all() -> None:
+    cell = config(1)
+    samples = load_samples(cell.data)
+    model = build(cell, samples.train)
+    eye = Evaluation(samples.train.x, samples.train.y)
+    assert eye.bounds(model) == (0.0, 1.0)  # nothing is known before the first pass
+    assert eye.whole(model) == evaluate(model, samples.train.x, samples.train.y)
+    for _ in range(5):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.3)
+        loss, accuracy = evaluate(model, samples.train.x, samples.train.y)
+        at_least, at_most = eye.bounds(model)
+        assert 0 < at_least <= loss
+        assert accuracy <= at_most < 1
+        assert 0 < eye.likely_at_least(model) < 1.5 * loss
+    assert eye.samples == SAMPLES + 5 * (20 + 30)
+
+
+def test_few_data_are_looked_at_whenever_a_study_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, looked = counted(config(6), monkeypatch)
+    assert [row.epoch for row in found.curve] == [1, 2, 3, 4, 5, 6]
+    assert looked == {SAMPLES: 6, 100: 6}
