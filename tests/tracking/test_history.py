@@ -35,6 +35,7 @@ def test_the_table_has_every_point_and_measure(tracker, monkeypatch) -> None:
         assert all(line.isascii() is not None and len(line) <= int(width) for line in text.splitlines())
         for step in ("0", "4", "8", "9"):
             assert any(line.split()[:1] == [step] for line in text.splitlines())
+        assert any(line.endswith("largest_eigenvalue") or "largest_eigenvalue " in line for line in text.splitlines())
     value = tracker.history[0]["rho_sum"].value
     assert f"{value:.4f}"[:5] in text
     assert str(sl.History()) == "nothing has been measured yet"

@@ -294,7 +294,7 @@ def test_groups_are_measures_that_share_their_work() -> None:
         "gradient": ["gradient_norm"],
         "critical": ["critical_sharpness_gradient"],
     }
-    assert found["operators"].cost == 20.0
+    assert found["operators"].cost == 45.0
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from spiritlevel.measuring.record import Measure
 
 # An interval between two steps that is longer than a minute, and so many times the mean, is a pause and no training.
 PAUSE_SECONDS, PAUSE_TIMES = 60.0, 100
-# What a first measurement takes at the least, in forward passes over the probe set, until one has been timed. Where it takes
-# more it is given up in time, and a guess that is too large would only put it off.
-FIRST_GUESSES = {"statistics": 15, "operators": 40, "layer eigenvalues": 40, "gradient": 6, "critical": 12}
+# What a first measurement takes, in forward passes over the probe set, until one has been timed: about what small networks take.
+# One that takes more is given up when the budget is used, and the time is lost.
+FIRST_GUESSES = {"statistics": 50, "operators": 90, "layer eigenvalues": 90, "gradient": 15, "critical": 30}
 COSTLY = 300
 
 
