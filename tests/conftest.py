@@ -3,14 +3,21 @@
 import pytest
 import torch
 
+import reached
 import skips
-from spiritlevel import cli
-from spiritlevel.curvature import estimate
+
+if reached.asked_for():
+    reached.watch()  # before anything of the library is loaded
+
+from spiritlevel import cli  # noqa: E402
+from spiritlevel.curvature import estimate  # noqa: E402
 
 
 def pytest_configure(config):
-    """A test that is skipped for a reason that is not on the list fails."""
+    """A test that is skipped for a reason that is not on the list fails; how much is reached is told where it is asked for."""
     config.pluginmanager.register(skips, "skips")
+    if reached.asked_for():
+        config.pluginmanager.register(reached, "reached")
 
 
 @pytest.fixture(autouse=True, scope="session")

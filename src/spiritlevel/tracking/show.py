@@ -15,7 +15,7 @@ from rich.text import Text
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.value import Value, visible_error
-from spiritlevel.presenting import register
+from spiritlevel.presenting import facts, register
 from spiritlevel.show.drawing import INK, Drawing, series_colour, style
 from spiritlevel.show.figures import axes_of, finished, legend, look_of
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, seconds_text, shortened, significant, with_error
@@ -295,7 +295,10 @@ def history_page(history: History) -> str:
     sections = [_section(history, name) for name in history.measures]
     points = Section("points", "All points", (), (), (("Every point", _all_points(history)),))
     return render_page(
-        title="Flatness along a training", answer=_said(history), sections=[*filter(_drawings, sections), points]
+        title="Flatness along a training",
+        answer=_said(history),
+        sections=[*filter(_drawings, sections), points],
+        facts={**facts(), **history.about},
     )
 
 

@@ -136,6 +136,7 @@ class Tracker:
         self._live = Live() if live else None
         self._last_step: int | None = None
         self._weights_were: tuple[int, list[float]] | None = None
+        self.history.about |= self._about(samples, int(seed))
         self.clock = Clock()
         self.clock.spent = time.perf_counter() - entered
 
@@ -160,6 +161,17 @@ class Tracker:
         self._shapes = {name: value.shape for name, value in problem.parameters.items()}
         self._owned = {name: id(value) for name, value in problem.callers_parameters().items()}
         return min(_seconds(problem.loss) for _ in range(3))  # the first is slow, and others use the machine too
+
+    def _about(self, samples: int | None, seed: int) -> dict[str, str]:
+        """What is measured, for the page and the file."""
+        chosen = "all" if samples is None else f"the probe set, chosen by seed {seed}"
+        told = {
+            "network": type(self._inner).__name__,
+            "loss": self.loss.name,
+            "parameters": f"{sum(shape.numel() for shape in self._shapes.values()):,}",
+            "samples": f"{self.probe.samples:,} ({chosen})",
+        }
+        return told if self.optimizer is None else {**told, "optimizer": type(self.optimizer).__name__}
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
