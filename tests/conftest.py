@@ -9,8 +9,8 @@ import skips
 if reached.asked_for():
     reached.watch()  # before anything of the library is loaded
 
-from spiritlevel import cli  # noqa: E402
-from spiritlevel.curvature import estimate  # noqa: E402
+from spiritlevel import cli
+from spiritlevel.curvature import estimate
 
 
 def pytest_configure(config):
