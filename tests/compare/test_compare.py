@@ -176,6 +176,7 @@ def test_that_losses_differ_stands_beside_the_verdict_on_the_page_and_in_the_ter
     page = (tmp_path / "c.html").read_text()
     losses, verdict = page.index("Not comparable: the losses"), page.index("has smaller values than")
     assert page.rindex('<p class="sl-answer">', 0, verdict) < losses < verdict < page.index("<table")
+    assert "</p>" in page[losses : page.index("Curvature often shrinks")]  # the headline is one sentence
     assert "Loss: Small" in page
     assert "flattest first" not in page.lower()
 

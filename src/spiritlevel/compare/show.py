@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spiritlevel.compare.compare import Comparison, invariant
+from spiritlevel.compare.compare import Comparison, invariant, not_comparable_words
 from spiritlevel.measuring.value import visible_error
 from spiritlevel.presenting import register
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, significant, value_and_error
@@ -180,7 +180,10 @@ def comparison_page(comparison: Comparison) -> str:
     )  # fmt: skip
     names = ", ".join(map(plain_text, comparison.names))
     title = f"{'Which minimum is flatter' if comparison.comparable else 'Not comparable'}: {names}"
-    return report_page(comparison.reports, title=title, audit=section, said=[*map(plain_text, comparison.statements())])
+    said = comparison.statements()
+    if not comparison.comparable:
+        said = [*not_comparable_words(comparison), *said[1:]]  # the headline in a sentence of its own
+    return report_page(comparison.reports, title=title, audit=section, said=[*map(plain_text, said)])
 
 
 def _capitalized(sentence: str) -> str:

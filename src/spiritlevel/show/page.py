@@ -131,7 +131,9 @@ def _laid_out(sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
     while index < len(sections):
         paired = small[index] and index + 1 < len(sections) and small[index + 1]
         for section in sections[index : index + 1 + paired]:
-            section["layout"] = "sl-half" if paired else "sl-lone" if len(section["drawings"]) == 1 else ""
+            section["layout"] = (
+                "sl-half" if paired else "sl-lone" if len(section["drawings"]) == 1 and not section["bare"] else ""
+            )
         index += 1 + paired
     return sections
 

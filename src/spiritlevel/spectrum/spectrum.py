@@ -30,7 +30,7 @@ from spiritlevel.problem.checks import check_tolerance, check_whole_number
 from spiritlevel.problem.losses import Loss
 from spiritlevel.problem.problem import Problem
 from spiritlevel.problem.ranks import current_ranks
-from spiritlevel.saved import Format, as_tensor, from_json_ready
+from spiritlevel.saved import Format, as_tensor, from_json_ready, write_whole
 
 FORMAT = Format("spiritlevel-spectrum-1", "spectrum", indent=None)
 OPERATORS = {
@@ -63,6 +63,7 @@ class Spectrum:
     1.0
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     found.save(f"{folder}/spectrum.json")
+    ...     found.to_html(f"{folder}/spectrum.html")
     ...     Spectrum.load(f"{folder}/spectrum.json").top == Spectrum.from_dict(found.to_dict()).top == found.top
     True
     """
@@ -131,6 +132,10 @@ class Spectrum:
     def load(cls, path: str | os.PathLike[str]) -> Spectrum:
         """Read what `save` wrote."""
         return cls.from_dict(FORMAT.load(path))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained page: the two ends, the density."""
+        write_whole(path, show(self, "page"))
 
 
 def spectrum(
