@@ -37,7 +37,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+	SPIRITLEVEL_COVERAGE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
 
 # Thousands of random inputs against definitions; the figures go to out/fuzz.json and docs/reliability.md.
 fuzz: setup

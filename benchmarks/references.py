@@ -50,7 +50,7 @@ def demonstration() -> list[dict[str, Any]]:
     """The networks that `spiritlevel demo` trains, without the twin."""
     reports = run_demo(Settings(), lambda *_: None).reports
     return [
-        entry(f"demo, {name}", "two layers on 8×8 digits, trained by `spiritlevel demo`", report)
+        entry(f"demo, {name}", "two layers on 8×8 digits, trained by spiritlevel demo", report)
         for name, report in list(reports.items())[:2]
     ]
 

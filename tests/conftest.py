@@ -5,7 +5,12 @@ import os
 import pytest
 import torch
 
+import reached
 import skips
+
+if reached.asked_for():
+    reached.watch()  # before anything of the library is loaded
+
 from spiritlevel import cli
 from spiritlevel.curvature import estimate
 
@@ -14,8 +19,10 @@ os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a token of the tests th
 
 
 def pytest_configure(config):
-    """A test that is skipped for a reason that is not on the list fails."""
+    """A test that is skipped for a reason that is not on the list fails; how much is reached is told where it is asked for."""
     config.pluginmanager.register(skips, "skips")
+    if reached.asked_for():
+        config.pluginmanager.register(reached, "reached")
 
 
 @pytest.fixture(autouse=True, scope="session")

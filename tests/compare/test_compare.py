@@ -159,22 +159,26 @@ def test_it_says_what_is_decided_who_disagrees_and_that_losses_differ(data) -> N
 def test_that_losses_differ_stands_beside_the_verdict_on_the_page_and_in_the_terminal(data, tmp_path) -> None:
     larger = networks(2)["net 1"]
     larger[2].weight.data *= 40.0
-    found = compare({"small": networks(2)["net 1"], "large": larger}, data, measures=["kappa_trace_sum", "rho_sum"])
+    found = compare({"Small": networks(2)["net 1"], "large": larger}, data, measures=["kappa_trace_sum", "rho_sum"])
     printed = str(found)
     assert printed.index("Not comparable") < printed.index("has smaller values") < printed.index("kappa_trace_sum")
-    small = found.reports["small"]
-    assert f"loss: small {significant(small.loss, 4)}" in printed
+    small = found.reports["Small"]
+    assert f"loss: Small {significant(small.loss, 4)}" in printed
     value = small["kappa_trace_sum"].value
-    parts = torch.tensor(found.parts["small"]["kappa_trace_sum"], dtype=torch.float64)
-    error = value_error(found, "kappa_trace_sum", "small")
+    parts = torch.tensor(found.parts["Small"]["kappa_trace_sum"], dtype=torch.float64)
+    error = value_error(found, "kappa_trace_sum", "Small")
     assert error == pytest.approx(float(parts.std() / len(parts) ** 0.5), rel=1e-3)
     number, shown = value_and_error(value, error, digits=4)
-    assert f"small {number} ± {shown}" in " ".join(printed.split())
+    assert f"Small {number} ± {shown}" in " ".join(printed.split())
     assert "is flatter" not in printed
+    assert "smaller values first" in " ".join(printed.split())
     found.to_html(tmp_path / "c.html")
     page = (tmp_path / "c.html").read_text()
     losses, verdict = page.index("Not comparable: the losses"), page.index("has smaller values than")
     assert page.rindex('<p class="sl-answer">', 0, verdict) < losses < verdict < page.index("<table")
+    assert "</p>" in page[losses : page.index("Curvature often shrinks")]  # the headline is one sentence
+    assert "Loss: Small" in page
+    assert "flattest first" not in page.lower()
 
 
 def test_plain_measures_alone_say_nothing(data) -> None:

@@ -137,10 +137,10 @@ def test_the_answers() -> None:
     assert certificate_answer(certificate())[0] == (
         "With probability 95 %, the network with noise on its weights errs on at most 47.0 % of new samples."
     )
-    assert certificate_answer(certificate(4.0))[0] == (
-        "The bound is 1.520: vacuous, it says nothing about new samples. 100 nats describe the noisy network, and there "
-        "are 1,000 samples."
-    )
+    assert certificate_answer(certificate(4.0))[:2] == [
+        "The bound is 1.520: vacuous, it says nothing about new samples.",
+        "100 nats describe the noisy network, and there are 1,000 samples.",
+    ]
     assert robustness_answer(robustness()) == [
         "Moving the features of 2.weight by a share of 0.1 raises the loss by 0.0101 on average.",
         "The worst direction found raises it by 0.0300, below the bound δ²/2·κ = 0.0500.",

@@ -22,6 +22,9 @@ def test_a_measure_is_placed_among_well_known_networks():
     table = reference_table(report)
     assert table.rows[0][0] == "this network"
     assert len(table.rows) == 1 + len(known)
+    assert {"demo, small batch", "LeNet", "ResNet-20"} <= {each.name for each in known}
+    shown = {row[0]: row[1] for row in table.texts()[1:]}  # no digit that the library does not keep
+    assert all(len(loss.replace(".", "").lstrip("0")) <= 4 for loss in shown.values())
     assert reference_section({"": report}).tables
     (scale,) = [sentence for sentence in answer({"": report}) if sentence.startswith("For scale")]
     assert all(each.name in scale for each in known)

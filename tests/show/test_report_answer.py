@@ -38,6 +38,13 @@ def test_the_twin_of_the_demo() -> None:
     assert sentences[2] == "3 of 33 values did not reach the tolerance: epsilon sharpness."
 
 
+def test_what_is_not_a_minimum_is_said_right_after_the_headline() -> None:
+    sharp = report(kappa_sum=1.0, riemannian_spectral_norm=2.0)
+    assert "ot a minimum" not in said({"": sharp})
+    steep = replace(sharp, problem={**sharp.problem, "gradient_metric_norm": 1.0})
+    assert answer({"": steep}, RECORDS)[1].startswith("Not a minimum: the gradient is large.")
+
+
 def test_the_plain_measure_says_the_opposite() -> None:
     flat, sharp = report(kappa_sum=1.0, rho_sum=2.0, hessian_spectral_norm=9.0), report(
         kappa_sum=3.0, rho_sum=4.0, hessian_spectral_norm=5.0

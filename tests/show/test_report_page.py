@@ -187,7 +187,7 @@ def test_a_lone_drawing_has_its_numbers_beside_it_and_two_neighbours_stand_side_
     sections = [replace(one, key="p"), replace(one, key="q"), one, words, table]
     html = render_page(title="Study", answer=[], sections=sections)
     layouts = dict(re.findall(r'<section id="([a-z]+)"(?: class="([a-z-]+)")?', html))
-    assert layouts == {"p": "sl-half", "q": "sl-half", "one": "sl-lone", "words": "", "table": "sl-lone"}
+    assert layouts == {"p": "sl-half", "q": "sl-half", "one": "sl-lone", "words": "", "table": "sl-lone", "made": ""}
     assert html.count("<details open>") == 2
     assert html.count("<details>") == 2
 

@@ -35,6 +35,7 @@ def test_the_table_has_every_point_and_measure(tracker, monkeypatch) -> None:
         assert all(line.isascii() is not None and len(line) <= int(width) for line in text.splitlines())
         for step in ("0", "4", "8", "9"):
             assert any(line.split()[:1] == [step] for line in text.splitlines())
+        assert {"hessian_largest_", "eigenvalue"} <= set(text.split())  # broken between words
     value = tracker.history[0]["rho_sum"].value
     assert f"{value:.4f}"[:5] in text
     assert str(sl.History()) == "nothing has been measured yet"
@@ -148,6 +149,10 @@ def test_the_page_says_what_was_measured(tracker, tmp_path) -> None:
     assert "4 points from step 0 to 9" in page
     for words in ("rho_sum against step", "rho_sum against training loss", "rho_sum of every layer", "Every point"):
         assert words in page
+    for words in ("What was measured", "40 (the probe set, chosen by seed 0)", "cross_entropy", "page written"):
+        assert words in page
+    again = sl.History.from_dict(tracker.history.to_dict())
+    assert again.about == tracker.history[:2].about == tracker.history.about
     assert "<script" not in tracker.history._repr_html_()
     assert "gradient_norm against step" in tracker.history._repr_html_()
 

@@ -219,7 +219,21 @@ def test_a_budget_is_shared_and_kept() -> None:
             groups[kind].paid(groups[kind].cost)
             clock.spent += groups[kind].cost
         assert clock.spent <= 0.1 * clock.trained
-    assert times == {"cheap": 49, "dear": 4}
+    assert times == {"cheap": 50, "dear": 4}
+
+
+def test_a_cheap_group_does_not_wait_for_the_share_of_a_costly_one() -> None:
+    """It takes from the whole budget until it is the other's turn, which comes no later than with shares."""
+    clock, budget = Clock(), Budget(0.1)
+    groups = {"dear": Group(["b"], 10.0, timed=True), "cheap": Group(["a"], 1.0, timed=True)}
+    first: dict[str, int] = {}
+    for second in range(1000):
+        clock.trained = float(second)
+        for kind in budget.due(clock, groups):
+            first.setdefault(kind, second)
+            groups[kind].paid(groups[kind].cost)
+            clock.spent += groups[kind].cost
+    assert first == {"cheap": 10, "dear": 190}
 
 
 @pytest.mark.parametrize("seconds_of_a_loss", [0.001, 0.02])
@@ -280,7 +294,7 @@ def test_groups_are_measures_that_share_their_work() -> None:
         "gradient": ["gradient_norm"],
         "critical": ["critical_sharpness_gradient"],
     }
-    assert found["operators"].cost == 20.0
+    assert found["operators"].cost == 45.0
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from spiritlevel.show.citations import citations
 from spiritlevel.show.drawing import INK, MARKERS, Drawing, style
 from spiritlevel.show.figures import axes_of, finished, legend, legend_columns, look_of
 from spiritlevel.show.numbers import Numbers, factor_text, plain_text, shortened, significant
-from spiritlevel.show.page import render_page
+from spiritlevel.show.page import facts_of, render_page
 from spiritlevel.show.scales import LogScale
 from spiritlevel.show.sections import Section
 from spiritlevel.show.tables import Fitted, measure_name, render, simple_table
@@ -175,6 +175,7 @@ def audit_page(audit: Audit) -> str:
         answer=audit_answer(audit),
         sections=[audit_section(audit)],
         citations=citations(papers),
+        facts=facts_of({"": audit.original}),
     )
 
 

@@ -12,9 +12,7 @@ from spiritlevel.cli.options import AccuracyOptions, NetworkOptions, PartOptions
 from spiritlevel.cli.output import HtmlFile, JsonFile, check_files, say_written, write_result
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.progress import passes_bar
-from spiritlevel.presenting import show
 from spiritlevel.problem.ranks import launched
-from spiritlevel.saved import write_whole
 from spiritlevel.spectrum.spectrum import Spectrum
 from spiritlevel.spectrum.spectrum import spectrum as compute_spectrum
 
@@ -64,7 +62,7 @@ def spectrum(
         subject.warn_of(found.loss)
         write_result(found, str(found), json_file, picture, partial(_draw, found), quiet)
         if html_file is not None:
-            write_whole(html_file, show(found, "page"))
+            found.to_html(html_file)
             say_written(html_file, quiet)
 
 

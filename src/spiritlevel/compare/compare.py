@@ -256,7 +256,7 @@ def statements(comparison: Comparison) -> list[str]:
     deciding = [name for name in comparison.measures if not comparison.undecidable(name)]
     trusted = [name for name in deciding if invariant(comparison, name)]
     plain = [name for name in deciding if name not in trusted]
-    said = [] if comparison.comparable else [_not_comparable_words(comparison)]
+    said = [] if comparison.comparable else [" ".join(not_comparable_words(comparison))]
     if not trusted:
         said.append(
             "No measure here survives a rescaling of the weights, so nothing below says which minimum is flatter."
@@ -275,12 +275,13 @@ def statements(comparison: Comparison) -> list[str]:
     return said + _lower_bound_words(comparison)
 
 
-def _not_comparable_words(comparison: Comparison) -> str:
-    """The headline where networks sit at different losses."""
+def not_comparable_words(comparison: Comparison) -> tuple[str, str]:
+    """The headline where networks sit at different losses, and what to do."""
     losses = ", ".join(f"{each.loss:.3g} for “{name}”" for name, each in comparison.reports.items())
     return (
-        f"Not comparable: the losses differ ({losses}), and curvature often shrinks with the loss. Compare networks trained to the "
-        "same loss, or measurements taken at the same loss; below is only whose values are smaller."
+        f"Not comparable: the losses differ ({losses}).",
+        "Curvature often shrinks with the loss: compare networks trained to the same loss, or measurements taken at the same "
+        "loss. Below is only whose values are smaller.",
     )
 
 
@@ -305,15 +306,17 @@ def _pair_words(comparison: Comparison, a: str, b: str, judges: Sequence[str], k
     wins = {1: [n for n, v in verdicts.items() if v == 1], -1: [n for n, v in verdicts.items() if v == -1]}
     open_ = [name for name, verdict in verdicts.items() if verdict == 0]
     if len(open_) == len(judges):
-        return f"“{a}” and “{b}”: not decided by any of the {len(judges)} {kind} measures."
+        whom = f"any of the {len(judges)} {kind} measures" if len(judges) > 1 else f"the one {kind} measure"
+        return f"“{a}” and “{b}”: not decided by {whom}."
     if not wins[-1] or not wins[1]:
         flatter, other = (a, b) if wins[1] else (b, a)
         count = len(wins[1] or wins[-1])
-        share = f"all {count}" if not open_ else f"{count} of {len(judges)}"
+        share = f"{count} of {len(judges)}" if open_ else f"all {count}" if count > 1 else "the one"
+        plural = "s" if len(judges) > 1 else ""
         rest = f"; not decided: {', '.join(open_)}" if open_ else ""
         if not comparison.comparable:
-            return f"“{flatter}” has smaller values than “{other}” by {share} {kind} measures{rest}."
-        return f"“{flatter}” is flatter than “{other}” by {share} {kind} measures{rest}."
+            return f"“{flatter}” has smaller values than “{other}” by {share} {kind} measure{plural}{rest}."
+        return f"“{flatter}” is flatter than “{other}” by {share} {kind} measure{plural}{rest}."
     rest = f", {len(open_)} do not decide" if open_ else ""
     which = "Flatter" if comparison.comparable else "Smaller"
     return (

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spiritlevel.compare.compare import Comparison, invariant
+from spiritlevel.compare.compare import Comparison, invariant, not_comparable_words
 from spiritlevel.measuring.value import visible_error
 from spiritlevel.presenting import register
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, significant, value_and_error
@@ -19,7 +19,6 @@ from spiritlevel.show.tables import Fitted, measure_name, render, simple_table
 
 _MATRIX = 8  # measures whose agreement a terminal can show
 _FEWEST = 4  # networks from which on agreement over their pairs says something
-_RANKING = "flattest first: value ± error (probability of coming after the one before)"
 
 
 def ranking_table(comparison: Comparison) -> RenderableType:
@@ -30,12 +29,17 @@ def ranking_table(comparison: Comparison) -> RenderableType:
     return Group(*lines, Text(losses_line(comparison)), Text(""), table, *notes, *_agreement_lines(comparison))
 
 
+def _heading(comparison: Comparison) -> str:
+    first = "flattest first" if comparison.comparable else "smaller values first"
+    return f"{first}: value ± error (probability of coming after the one before)"
+
+
 def _rankings(comparison: Comparison, width: int) -> Table:
     """A row a measure, invariant ones above those that a rescaling can move at will; no entry is broken in two."""
     table = simple_table()
     label = min(max(map(len, comparison.measures), default=8), max(width // 3, 18))
     table.add_column("measure", no_wrap=True)
-    table.add_column(_RANKING)
+    table.add_column(_heading(comparison))
     groups = {
         "invariant": [name for name in comparison.measures if invariant(comparison, name)],
         "plain: a rescaling moves these at will": [n for n in comparison.measures if not invariant(comparison, n)],
@@ -167,16 +171,24 @@ def comparison_page(comparison: Comparison) -> str:
     )
     section = Section(
         "ranking",
-        "Who is flatter, and how sure that is",
-        (_probability_words(comparison).capitalize() + ".", losses_line(comparison).capitalize() + "."),
+        "Who is flatter, and how sure that is" if comparison.comparable else "Whose values are smaller, and how sure that is",
+        (_capitalized(_probability_words(comparison)) + ".", _capitalized(losses_line(comparison)) + "."),
         (),
-        ((_RANKING.capitalize(), Numbers(("measure", "ranking"), ranks)),
-         ("Probability that the first is flatter than the second", Numbers(columns, rows)),
+        ((_capitalized(_heading(comparison)), Numbers(("measure", "ranking"), ranks)),
+         (f"Probability that the first {'is flatter than' if comparison.comparable else 'has a smaller value than'} the second", Numbers(columns, rows)),
          *agreement),
     )  # fmt: skip
     names = ", ".join(map(plain_text, comparison.names))
     title = f"{'Which minimum is flatter' if comparison.comparable else 'Not comparable'}: {names}"
-    return report_page(comparison.reports, title=title, audit=section, said=[*map(plain_text, comparison.statements())])
+    said = comparison.statements()
+    if not comparison.comparable:
+        said = [*not_comparable_words(comparison), *said[1:]]  # the headline in a sentence of its own
+    return report_page(comparison.reports, title=title, audit=section, said=[*map(plain_text, said)])
+
+
+def _capitalized(sentence: str) -> str:
+    """With a capital first; names of networks stay as they are."""
+    return sentence[:1].upper() + sentence[1:]
 
 
 def comparison_text(comparison: Comparison) -> str:

@@ -87,8 +87,8 @@ def certificate_answer(certificate: Certificate) -> list[str]:
     ]
     if certificate.vacuous:
         said = [
-            f"The bound is {certificate.bound:.3f}: vacuous, it says nothing about new samples. "
-            f"{certificate.divergence:,.0f} nats describe the noisy network, and there are {certificate.samples:,} samples."
+            f"The bound is {certificate.bound:.3f}: vacuous, it says nothing about new samples.",
+            f"{certificate.divergence:,.0f} nats describe the noisy network, and there are {certificate.samples:,} samples.",
         ]
     if certificate.kl_bound < min(1.0, certificate.bound) - 5e-4:
         said.append(f"The kl form of the bound gives {100 * certificate.kl_bound:.1f} %, with the same probability.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from spiritlevel.errors import losses_differ
+from spiritlevel.measuring.minimum import doubts
 from spiritlevel.measuring.order import LARGER_IS_FLATTER, order, rounding_of
 from spiritlevel.measuring.record import Records, is_invariant, is_plain, record_of
 from spiritlevel.measuring.registry import known_records
@@ -55,8 +56,15 @@ def answer(reports: Mapping[str, Report], records: Records | None = None) -> lis
     known = known_records(records)
     if len(reports) == 1:
         ((name, report),) = reports.items()
-        return [*_single(name, report, known), *_convergence(reports)]
+        headline, *rest = _single(name, report, known)
+        doubted = [f"{doubt[0].upper()}{doubt[1:]}." for doubt in doubts_of(report)]
+        return [headline, *doubted, *rest, *_convergence(reports)]
     return [*_several(reports, known), *_convergence(reports), *_cautions(reports, known)]
+
+
+def doubts_of(report: Report) -> tuple[str, ...]:
+    """What contradicts that this is a minimum: notes of the report that a reader must not miss."""
+    return doubts(report.values, report.problem.get("gradient_metric_norm", 0.0))
 
 
 def compare(first: Value, second: Value, rounding: float = 0.0) -> str | None:

@@ -18,21 +18,22 @@ class Numbers:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    digits: int = _EXACT_DIGITS
 
     def texts(self) -> list[list[str]]:
         """Every row with its numbers formatted."""
-        return [[cell_text(cell) for cell in row] for row in self.rows]
+        return [[cell_text(cell, self.digits) for cell in row] for row in self.rows]
 
 
-def cell_text(cell: Cell) -> str:
-    """A cell of a table of numbers: text without control codes, integers whole, other numbers to five digits.
+def cell_text(cell: Cell, digits: int = _EXACT_DIGITS) -> str:
+    """A cell of a table of numbers: text without control codes, integers whole, other numbers to so many digits.
 
     >>> cell_text(1797), cell_text(0.125), cell_text("0.weight")
     ('1,797', '0.12500', '0.weight')
     """
     if isinstance(cell, str):
         return plain_text(cell)
-    return f"{cell:,}" if isinstance(cell, int) else significant(cell)
+    return f"{cell:,}" if isinstance(cell, int) else significant(cell, digits)
 
 
 def significant(value: float, digits: int = _EXACT_DIGITS) -> str:

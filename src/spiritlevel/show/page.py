@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from importlib import resources
@@ -21,10 +22,10 @@ from spiritlevel.measuring.registry import known_records
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.value import Value, visible_error
 from spiritlevel.presenting import facts as known_facts
-from spiritlevel.show.answer import answer
+from spiritlevel.show.answer import answer, doubts_of
 from spiritlevel.show.citations import Citation, citations
 from spiritlevel.show.drawing import Drawing, palette
-from spiritlevel.show.numbers import Cell, Numbers, cell_text, plain_text, value_and_error
+from spiritlevel.show.numbers import Cell, Numbers, plain_text, value_and_error
 from spiritlevel.show.records import CERTAINTIES, INVARIANCES, certainty
 from spiritlevel.show.sections import (
     Section,
@@ -80,7 +81,7 @@ def report_page(
         sections=[part for part in parts if part is not None],
         summary=_summary(reports, known),
         citations=_papers(reports, known),
-        facts=_facts(reports),
+        facts=facts_of(reports),
     )
 
 
@@ -110,12 +111,17 @@ def render_page(
 ) -> str:
     """Any page of the library: a title, the answer in sentences, a summary of measures if there is one, sections.
 
-    facts: What was measured; what the command said where None.
+    facts: What was measured; what the command said where None. The date and the version are added where they are not told.
     """
     document: Any = _template().module.document
-    told = {name: plain_text(fact) for name, fact in (known_facts() if facts is None else facts).items()}
+    told = {name: plain_text(fact) for name, fact in _dated(known_facts() if facts is None else facts).items()}
     prepared = _laid_out([_prepared(section) for section in sections])
     return _compact(document(plain_text(title), list(answer), summary, prepared, list(citations), __version__, told))
+
+
+def _dated(facts: Mapping[str, str]) -> dict[str, str]:
+    written = {} if "date" in facts else {"page written": datetime.now(UTC).strftime("%Y-%m-%d")}
+    return {**facts, **written, **({} if "measured with" in facts else {"written with": f"spiritlevel {__version__}"})}
 
 
 def _laid_out(sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -125,7 +131,9 @@ def _laid_out(sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
     while index < len(sections):
         paired = small[index] and index + 1 < len(sections) and small[index + 1]
         for section in sections[index : index + 1 + paired]:
-            section["layout"] = "sl-half" if paired else "sl-lone" if len(section["drawings"]) == 1 else ""
+            section["layout"] = (
+                "sl-half" if paired else "sl-lone" if len(section["drawings"]) == 1 and not section["bare"] else ""
+            )
         index += 1 + paired
     return sections
 
@@ -176,6 +184,7 @@ def _summary(reports: Mapping[str, Report], records: Records) -> Summary:
     rows = [_row(name, kind, reports, records) for kind, members in groups.items() for name in members]
     used = {cell.certainty for row in rows for cell in row.cells if cell is not None}
     picture = comparison_drawing(reports, records)
+    told = doubts_of(next(iter(reports.values()))) if len(reports) == 1 else ()  # the answer has them
     return Summary(
         headline=headline(next(iter(reports.values()))),
         models=[plain_text(model) for model in reports],
@@ -183,7 +192,7 @@ def _summary(reports: Mapping[str, Report], records: Records) -> Summary:
         rows=rows,
         kinds=list(groups),
         certainties={key: meaning for key, meaning in CERTAINTIES.items() if key in used},
-        notes=gathered_notes(reports),
+        notes={note: carriers for note, carriers in gathered_notes(reports).items() if note not in told},
         picture=None if picture is None else _picture(picture),
     )
 
@@ -210,7 +219,7 @@ def _quantity(value: Value) -> Quantity:
     return Quantity(number, error, value.available, value.converged, sure, plain_text(value.method), sort)
 
 
-def _facts(reports: Mapping[str, Report]) -> dict[str, str]:
+def facts_of(reports: Mapping[str, Report]) -> dict[str, str]:
     """What was measured: what the command said or the file keeps, and what every report knows of its problem."""
     first = next(iter(reports.values()))
     found = dict(first.problem.get("source") or known_facts())
@@ -268,7 +277,10 @@ def _picture(drawing: Drawing) -> dict[str, Any]:
 
 
 def _table(table: Numbers) -> dict[str, Any]:
-    cells = [[{"text": cell_text(cell), "sort": _sort(cell)} for cell in row] for row in table.rows]
+    cells = [
+        [{"text": text, "sort": _sort(cell)} for cell, text in zip(row, texts, strict=True)]
+        for row, texts in zip(table.rows, table.texts(), strict=True)
+    ]
     columns = [
         {"name": plain_text(name), "textual": any(isinstance(row[i], str) for row in table.rows)}
         for i, name in enumerate(table.columns)

@@ -49,4 +49,4 @@ def reference_table(report: Report) -> Numbers | None:
     rows += [
         (f"{each.name}: {each.about}", each.loss, *(each.values.get(n, math.nan) for n in names)) for each in known
     ]
-    return Numbers(("network", "loss", *names), tuple(rows))
+    return Numbers(("network", "loss", *names), tuple(rows), digits=4)  # as many as the table of the library has

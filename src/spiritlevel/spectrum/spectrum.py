@@ -24,7 +24,7 @@ from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.operators import Block, Scaled, scaling
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.value import Cost
-from spiritlevel.presenting import show
+from spiritlevel.presenting import Shown
 from spiritlevel.problem.checks import check_tolerance, check_whole_number
 from spiritlevel.problem.losses import Loss
 from spiritlevel.problem.problem import Problem
@@ -39,7 +39,7 @@ OPERATORS = {
 
 
 @dataclass(frozen=True)
-class Spectrum(Saved):
+class Spectrum(Saved, Shown):
     """The eigenvalues of an operator as random probes see them.
 
     Attributes:
@@ -61,6 +61,7 @@ class Spectrum(Saved):
     1.0
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     found.save(f"{folder}/spectrum.json")
+    ...     found.to_html(f"{folder}/spectrum.html")
     ...     Spectrum.load(f"{folder}/spectrum.json").top == Spectrum.from_dict(found.to_dict()).top == found.top
     True
     """
@@ -98,9 +99,6 @@ class Spectrum(Saved):
         nodes = torch.cat([probe.nodes for probe in self.probes])
         spread, size = float(nodes.max() - nodes.min()), float(nodes.abs().max())
         return max(spread, 1e-3 * size) / 100 or 1e-300
-
-    def __str__(self) -> str:
-        return str(show(self, "text"))
 
     @classmethod
     def _from_parts(cls, parts: dict[str, Any]) -> Spectrum:

@@ -105,15 +105,16 @@ class History(Sequence[Point]):
     True
     """
 
-    def __init__(self, points: Sequence[Point] = ()) -> None:
+    def __init__(self, points: Sequence[Point] = (), about: Mapping[str, str] | None = None) -> None:
         self._points = list(points)
+        self.about = dict(about or {})  # what was measured: network, loss, samples, …
 
     @overload
     def __getitem__(self, index: int) -> Point: ...
     @overload
     def __getitem__(self, index: slice) -> History: ...
     def __getitem__(self, index: int | slice) -> Point | History:
-        return self._points[index] if isinstance(index, int) else History(self._points[index])
+        return self._points[index] if isinstance(index, int) else History(self._points[index], self.about)
 
     def __len__(self) -> int:
         return len(self._points)
@@ -190,7 +191,7 @@ class History(Sequence[Point]):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings: what `save` writes."""
-        return FORMAT.document({"points": self._points})
+        return FORMAT.document({"about": self.about, "points": self._points})
 
     def to_json(self) -> str:
         """The same as text."""
@@ -199,7 +200,8 @@ class History(Sequence[Point]):
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> History:
         """The history that `to_dict` described."""
-        return cls([_point(entry) for entry in FORMAT.parts(plain)["points"]])
+        parts = FORMAT.parts(plain)
+        return cls([_point(entry) for entry in parts["points"]], parts.get("about"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; a file that exists at `path` afterwards is whole."""

@@ -13,9 +13,9 @@ from spiritlevel.measuring.record import Measure
 
 # An interval between two steps that is longer than a minute, and so many times the mean, is a pause and no training.
 PAUSE_SECONDS, PAUSE_TIMES = 60.0, 100
-# What a first measurement takes at the least, in forward passes over the probe set, until one has been timed. Where it takes
-# more it is given up in time, and a guess that is too large would only put it off.
-FIRST_GUESSES = {"statistics": 15, "operators": 40, "layer eigenvalues": 40, "gradient": 6, "critical": 12}
+# What a first measurement takes, in forward passes over the probe set, until one has been timed: about what small networks take.
+# One that takes more is given up when the budget is used, and the time is lost.
+FIRST_GUESSES = {"statistics": 50, "operators": 90, "layer eigenvalues": 90, "gradient": 15, "critical": 30}
 COSTLY = 300
 
 
@@ -61,6 +61,11 @@ class Group:
     spent: float = 0.0
     timed: bool = False
 
+    @property
+    def afterwards(self) -> float:
+        """Seconds spent once the next time is over."""
+        return self.spent + self.cost
+
     def paid(self, seconds: float) -> None:
         """This time it took so long; the next one may take as long as the slower of this time and the times before."""
         self.cost = max(seconds, (self.cost + seconds) / 2) if self.timed else seconds
@@ -101,28 +106,32 @@ def grouped(measures: Iterable[Measure], pass_seconds: float) -> dict[str, Group
 
 @dataclass
 class Budget:
-    """Every group of measures has the same share of `overhead` times the training time, and takes what fits into it."""
+    """At most `overhead` times the training time, of which every group of measures has the same share in the long run."""
 
     overhead: float
 
     def due(self, clock: Clock, groups: dict[str, Group]) -> list[str]:
-        """The groups whose next time fits into their share and, with the others, into the whole.
+        """The groups to measure now: those whose next time fits into their own share, and the one whose turn it is.
 
-        A group that was never timed comes alone: it may have to be given up.
+        It is the turn of the group that will have taken least, this time included. It may use what the others have not
+        spent yet, so that a cheap group need not wait while a costly one saves. A group that was never timed comes alone: it
+        may have to be given up.
         """
-        left = self.overhead * clock.trained - clock.spent
+        left, share = self.left(clock), self.overhead * clock.trained / len(groups)
+        in_turn = sorted(groups, key=lambda kind: groups[kind].afterwards)
         found: list[str] = []
-        for kind, group in groups.items():
-            if group.cost <= min(left, self.share(clock, groups, kind)):
+        for kind in in_turn:
+            group = groups[kind]
+            if group.cost <= left and (kind == in_turn[0] or group.afterwards <= share):
                 if not group.timed:
-                    return [kind]
+                    return found or [kind]
                 left -= group.cost
                 found.append(kind)
         return found
 
-    def share(self, clock: Clock, groups: dict[str, Group], kind: str) -> float:
-        """The seconds that a group may still take."""
-        return self.overhead * clock.trained / len(groups) - groups[kind].spent
+    def left(self, clock: Clock) -> float:
+        """The seconds that measuring may still take."""
+        return self.overhead * clock.trained - clock.spent
 
 
 @dataclass

@@ -15,14 +15,14 @@ from rich.text import Text
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.value import Value, visible_error
-from spiritlevel.presenting import register
+from spiritlevel.presenting import facts, register
 from spiritlevel.show.drawing import INK, Drawing, series_colour, style
 from spiritlevel.show.figures import axes_of, finished, legend, look_of
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, seconds_text, shortened, significant, with_error
 from spiritlevel.show.page import pictures_fragment, render_page
 from spiritlevel.show.scales import LogScale, light_grid
 from spiritlevel.show.sections import Section
-from spiritlevel.show.tables import Fitted, render, simple_table
+from spiritlevel.show.tables import Fitted, measure_name, render, simple_table
 from spiritlevel.tracking.history import History, Point
 from spiritlevel.tracking.tracker import Tracker
 
@@ -201,27 +201,46 @@ def history_table(history: History) -> RenderableType:
     if not history.measures:
         return Group(Text("nothing has been measured yet"), *notes)
 
-    def fitted(width: int) -> RenderableType:
-        names = history.measures
-        count = max(1, (width - _BESIDE) // _COLUMN)
-        parts = [names[start : start + count] for start in range(0, len(names), count)]
-        return Group(*(_part(history, part) for part in parts), *notes)
+    return Fitted(lambda width: Group(*(_part(history, part) for part in _parts(history, width - _BESIDE)), *notes))
 
-    return Fitted(fitted)
+
+def _parts(history: History, width: int) -> list[list[str]]:
+    """The measures in groups that fit beside each other, at least one in each."""
+    parts: list[list[str]] = []
+    left = 0
+    for name in history.measures:
+        needed = 1 + max(len(line) for line in (*_heading(name).plain.splitlines(), *_cells(history, name)))
+        if not parts or needed > left:
+            parts.append([])
+            left = width
+        parts[-1].append(name)
+        left -= needed
+    return parts
+
+
+def _heading(name: str) -> Text:
+    return measure_name(name, _COLUMN - 2)
+
+
+def _cells(history: History, name: str) -> list[str]:
+    return [_cell(point, name) for point in _shown(history)]
+
+
+def _shown(history: History) -> list[Point]:
+    """All points; of many the first and the last."""
+    points = list(history)
+    return points if len(points) <= _ROWS else [*points[: _ROWS // 2], *points[-_ROWS // 2 :]]
 
 
 def _part(history: History, names: Sequence[str]) -> RenderableType:
     table = simple_table()
     epochs = any(point.epoch is not None for point in history)
-    for column in ("step", *(["epoch"] if epochs else []), "loss", *names, "time"):
-        table.add_column(column, justify="right", overflow="fold", max_width=_COLUMN - 2)
-    points = list(history)
-    if len(points) > _ROWS:
-        points = [*points[: _ROWS // 2], *points[-_ROWS // 2 :]]
-    for place, point in enumerate(points):
+    for column in ("step", *(["epoch"] if epochs else []), "loss", *map(_heading, names), "time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for place, point in enumerate(_shown(history)):
         if len(history) > _ROWS and place == _ROWS // 2:
             table.add_row("…")
-        epoch = ["" if point.epoch is None else f"{point.epoch:g}"] if epochs else []
+        epoch = ["" if point.epoch is None else f"{point.epoch:.4g}"] if epochs else []
         cells = [_cell(point, name) for name in names]
         table.add_row(str(point.step), *epoch, _loss(point.loss), *cells, seconds_text(point.cost.seconds))
     return table
@@ -276,7 +295,10 @@ def history_page(history: History) -> str:
     sections = [_section(history, name) for name in history.measures]
     points = Section("points", "All points", (), (), (("Every point", _all_points(history)),))
     return render_page(
-        title="Flatness along a training", answer=_said(history), sections=[*filter(_drawings, sections), points]
+        title="Flatness along a training",
+        answer=_said(history),
+        sections=[*filter(_drawings, sections), points],
+        facts={**facts(), **history.about},
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.curvature.statistics import GROUPS
 from spiritlevel.errors import SpiritLevelError, listed
 from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.record import Measure
@@ -32,6 +33,8 @@ from spiritlevel.tracking.schedule import Budget, Clock, Levels, check_overhead,
 from spiritlevel.tracking.thresholds import thresholds
 
 OVERHEAD = 0.05
+# A quarter of what `measure` takes: bars twice as wide, on a curve of four times as many points.
+PROBES = 16
 
 Logger = Callable[[Mapping[str, float], int], None]
 Watch = Callable[[str, float], None]
@@ -64,6 +67,8 @@ class Tracker:
         samples: The size of the probe set; None for all data.
         seed: For the choice of the probe set and everything random.
         tolerance: Relative accuracy asked of what is not exact.
+        most_probes: The most random probes for a block that is not exact, at least 8. `measure` has 64: for a curve many
+            points with wider bars tell more.
         parameters: Names or patterns of the parameters to measure.
         dtype: Measure in this precision instead of the model's own.
         loggers: Functions of (flat names with numbers, step), called for every point; `spiritlevel.integrations.loggers`
@@ -100,6 +105,7 @@ class Tracker:
         samples: int | None = 256,
         seed: int = 0,
         tolerance: float = 1e-2,
+        most_probes: int = PROBES,
         parameters: list[str] | None = None,
         dtype: torch.dtype | None = None,
         loggers: Iterable[Logger] = (),
@@ -113,6 +119,7 @@ class Tracker:
         self._measures = {each.name: each for each in resolve(measures, self.optimizer)}
         self._options: dict[str, Any] = {
             "tolerance": check_tolerance(tolerance),
+            "most_probes": check_whole_number("most_probes", most_probes, at_least=GROUPS),
             "seed": check_whole_number("seed", seed),
             "parameters": parameters,
             "dtype": dtype,
@@ -129,6 +136,7 @@ class Tracker:
         self._live = Live() if live else None
         self._last_step: int | None = None
         self._weights_were: tuple[int, list[float]] | None = None
+        self.history.about |= self._about(samples, int(seed))
         self.clock = Clock()
         self.clock.spent = time.perf_counter() - entered
 
@@ -152,10 +160,18 @@ class Tracker:
         self._inner = problem.model  # what a wrapper holds
         self._shapes = {name: value.shape for name, value in problem.parameters.items()}
         self._owned = {name: id(value) for name, value in problem.callers_parameters().items()}
-        problem.loss()
-        started = time.perf_counter()
-        problem.loss()
-        return time.perf_counter() - started
+        return min(_seconds(problem.loss) for _ in range(3))  # the first is slow, and others use the machine too
+
+    def _about(self, samples: int | None, seed: int) -> dict[str, str]:
+        """What is measured, for the page and the file."""
+        chosen = "all" if samples is None else f"the probe set, chosen by seed {seed}"
+        told = {
+            "network": type(self._inner).__name__,
+            "loss": self.loss.name,
+            "parameters": f"{sum(shape.numel() for shape in self._shapes.values()):,}",
+            "samples": f"{self.probe.samples:,} ({chosen})",
+        }
+        return told if self.optimizer is None else {**told, "optimizer": type(self.optimizer).__name__}
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -274,11 +290,11 @@ class Tracker:
         return measure(self.model, self.probe, self.loss, measures=timed, **options)
 
     def _deadline(self, reason: str, measures: list[Measure]) -> Watch | bool:
-        """What ends a measurement of the budget whose cost was only guessed, when its share is used up."""
+        """What ends a measurement of the budget whose cost was only guessed, when the budget is used up."""
         kind = kind_of(measures[0]) if measures else ""
         if self._budget is None or reason != "budget" or self._groups[kind].timed:
             return False
-        late = time.perf_counter() + self._budget.share(self.clock, self._groups, kind)
+        late = time.perf_counter() + self._budget.left(self.clock)
 
         def watch(_stage: str, _passes: float) -> None:
             if time.perf_counter() > late:
@@ -358,7 +374,7 @@ class _Refusal(SpiritLevelError):
 
 
 class _TooLongError(Exception):
-    """A measurement takes longer than its share of the budget."""
+    """A measurement takes longer than the budget allows."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -373,6 +389,12 @@ def _timed(
         return compute(measure, evidence)
     finally:
         seconds[measure.name] = seconds.get(measure.name, 0.0) + time.perf_counter() - started
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def _number(loss: Any) -> float:
