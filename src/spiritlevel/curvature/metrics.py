@@ -84,13 +84,6 @@ class LayerMetric:
         parted = delta.reshape(-1, groups, delta.shape[1] * (delta.shape[2] // b), b)
         return (parted @ self.right).reshape(*delta.shape[:2], -1, s).flatten(2)
 
-    def gradients(self, g: Tensor) -> Tensor:
-        """rightᵀ g left of g with shape (samples × groups, a, columns, b): (samples × groups, r, columns, s)."""
-        groups, _, s = self.right.shape
-        parted = g.reshape(-1, groups, g.shape[1] * g.shape[2], g.shape[3]) @ self.right
-        found = self.inputs(parted.reshape(len(g), g.shape[1], -1))
-        return found.reshape(*found.shape[:2], -1, s)
-
     @property
     def coordinates(self) -> torch.Size:
         """The shape of Z: (groups, r, s)."""
