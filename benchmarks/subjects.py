@@ -178,7 +178,9 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, level: float | No
             if loss_of(model, x, y) < level:
                 return seen / len(x)
     if level is not None:
-        raise SpiritLevelError(f"the train loss is still {loss_of(model, x, y):.2g} after {epochs} epochs, not {level:g}")
+        raise SpiritLevelError(
+            f"the train loss is still {loss_of(model, x, y):.2g} after {epochs} epochs, not {level:g}"
+        )
     return seen / len(x)
 
 
