@@ -28,6 +28,7 @@ Say = Callable[[str], None]
 
 # Train losses that the small networks are trained to. At the last, which targets are about, everything is asked.
 LEVELS = (1.0, 0.1, 1e-2, 1e-3)
+UNIT_SECONDS = 0.3
 EIGENVALUES = ("lambda_1e-2", "lambda_1e-4", "riemannian", "layer_lambda")
 STATISTICS = ("trace", "layer_traces", "diagonal", "rho", "normalized_sharpness", "sweep")
 
@@ -51,7 +52,7 @@ class Contest:
     rounds: int
     gradients: float
     seconds: float
-    unit_seconds: float = 0.5
+    unit_seconds: float = UNIT_SECONDS
     level: float | None = None
 
     @property
@@ -62,19 +63,23 @@ class Contest:
 
 UNLIMITED = 1e5  # what this library may take: its costs are all shown
 EVERY = (*STATISTICS, *EIGENVALUES, "operators", "everything")
-ALONG = ("layer_traces", "sweep", "lambda_1e-4", "layer_lambda", "operators", "everything")  # at every train loss
+# What is asked at the other train losses.
+ALONG, THEIRS_ALONG = (
+    ("layer_traces", "sweep", "lambda_1e-4", "operators", "everything"),
+    ("layer_traces", "lambda_1e-4"),
+)
 
 
 def _at_all_levels(recipe: str, rounds: int, gradients: float, seconds: float) -> tuple[Contest, ...]:
-    asked = [EVERY if level == LEVELS[-1] else ALONG for level in LEVELS]
-    return tuple(
-        Contest(recipe, tasks, tasks, rounds, gradients, seconds, level=level)
-        for tasks, level in zip(asked, LEVELS, strict=True)
-    )
+    *others, last = LEVELS
+    along = [
+        Contest(recipe, ALONG, THEIRS_ALONG, rounds, gradients / 2, seconds, UNIT_SECONDS, level) for level in others
+    ]
+    return *along, Contest(recipe, EVERY, EVERY, rounds, gradients, seconds, UNIT_SECONDS, last)
 
 
 CONTESTS = (
-    *_at_all_levels("mlp", 1, 40, 20),
+    *_at_all_levels("mlp", 1, 30, 20),
     *_at_all_levels("conv", 1, 20, 40),
     *_at_all_levels("lenet5", 1, 20, 60),
     Contest(
@@ -145,10 +150,10 @@ def run(settings: Settings) -> list[Path]:
     for contest in chosen:
         path = settings.results / f"{contest.key}.json"
         found = {"environment": described, **_contest(settings, python, contest)}
-        written.append(_write(path, _with_others(found, path) if settings.libraries else found))
+        written.append(write_results(path, _with_others(found, path) if settings.libraries else found))
     if growth:
         found = {"environment": described, "growth": _growth(settings, python), "memory": _memory(settings, python)}
-        written.append(_write(settings.results / "growth.json", found))
+        written.append(write_results(settings.results / "growth.json", found))
     return written
 
 
@@ -181,7 +186,8 @@ def _with_others(found: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**found, "measurements": [*found["measurements"], *kept], "kept_from": before["environment"]["date"]}
 
 
-def _write(path: Path, content: dict[str, Any]) -> Path:
+def write_results(path: Path, content: Any) -> Path:
+    """Results as JSON, whole or not at all."""
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
 
@@ -191,7 +197,7 @@ def _write(path: Path, content: dict[str, Any]) -> Path:
 
 def _contest(settings: Settings, python: Path, contest: Contest) -> dict[str, Any]:
     recipe = RECIPES[contest.recipe].at(contest.level)
-    subject, truth = _prepared(settings, python, recipe, contest.ours)
+    subject, truth = prepared(settings, python, recipe, contest.ours)
     libraries = {OURS: contest.ours} if settings.quick else _libraries(contest, settings.libraries)
     records: list[dict[str, Any]] = []
     for number in range(settings.rounds or contest.rounds):
@@ -248,7 +254,7 @@ def _merge(group: list[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _prepared(settings: Settings, python: Path, recipe: Recipe, tasks: Sequence[str]) -> tuple[Path, Path]:
+def prepared(settings: Settings, python: Path, recipe: Recipe, tasks: Sequence[str]) -> tuple[Path, Path]:
     """A trained subject and its reference, from the cache where the same was made before."""
     real = settings.data_folder is not None
     checkpoint = settings.checkpoint if recipe.name == "resnet20" else None
@@ -273,7 +279,7 @@ def _growth(settings: Settings, python: Path) -> list[dict[str, Any]]:
             recipe = RECIPES[name].varied(varied, value)
             if varied != "samples":
                 recipe = recipe.varied("samples", GROWTH_SAMPLES)
-            subject, _ = _prepared(settings, python, recipe, ())
+            subject, _ = prepared(settings, python, recipe, ())
             settings.say(f"growth: {name}, {varied} {value:g} (load {os.getloadavg()[0]:.1f})")
             job = {"kind": "measure", "library": OURS, "tasks": GROWTH_TASKS, "seed": 0}
             job |= {"subject": subject, "reference": None, "gradients": 1000, "seconds": 60, "unit_seconds": 0.3}
@@ -291,7 +297,7 @@ def _memory(settings: Settings, python: Path) -> list[dict[str, Any]]:
     found = []
     for name, counts, levels in MEMORY:
         for count, level in itertools.product(counts, levels):
-            subject, _ = _prepared(settings, python, RECIPES[name].varied("samples", count).at(level), ())
+            subject, _ = prepared(settings, python, RECIPES[name].varied("samples", count).at(level), ())
             for task in MEMORY_TASKS:
                 settings.say(f"memory: {name}, {count} samples, {task}")
                 job = {"kind": "memory", "subject": subject, "tasks": [task]}

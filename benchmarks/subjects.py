@@ -93,6 +93,18 @@ RECIPES = {
 }
 
 
+def named(key: str) -> Recipe:
+    """The recipe of a network, or of one at a train loss: "conv", "conv-0.1".
+
+    >>> named("conv-0.1").level
+    0.1
+    """
+    name, _, level = key.partition("-")
+    if name not in RECIPES:
+        raise SpiritLevelError(f"unknown network {name!r}; known: {', '.join(RECIPES)}")
+    return RECIPES[name].at(float(level) if level else None)
+
+
 @dataclass(frozen=True)
 class Subject:
     """A trained network in eval mode with its data."""
