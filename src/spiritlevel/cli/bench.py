@@ -38,14 +38,14 @@ def bench(
     data and accuracy, the small networks trained to four losses, one thread and one process each, and writes results,
     tables and pictures. Takes about an hour on a quiet machine.
     """
-    running, tables, pictures = (_part(name) for name in ("run", "tables", "pictures"))
+    running, readme, pictures = (_part(name) for name in ("run", "readme", "pictures"))
     folder = folder or Path("out/bench" if quick else "benchmarks")
     check_folder("--folder", folder)
     for option, path in (("--data-folder", data_folder), ("--checkpoint", checkpoint)):
         if path is not None and not path.exists():
             raise SpiritLevelError(f"{option}: {path} does not exist")
     running.run(running.Settings(folder, quick, data_folder, checkpoint, _names(only), rounds, _names(libraries)))
-    for written in (tables.write_readme(folder), *pictures.write_pictures(folder)):
+    for written in (readme.write_readme(folder), *pictures.write_pictures(folder)):
         print(written)
 
 
