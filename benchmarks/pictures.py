@@ -79,7 +79,7 @@ def _logarithmic(axes: Axes, across: Sequence[float], upwards: Sequence[float]) 
     LogScale.of(upwards).apply(axes.yaxis, axes)
 
 
-ALONG = ("layer_traces", "lambda_1e-4", "operators", "everything")
+ALONG = ("layer_traces", "lambda_1e-4", "everything")
 MOST_SHOWN = 300.0  # gradients: what would take more to the accuracy asked is drawn as an arrow here
 
 
@@ -95,7 +95,7 @@ def trained_along(results: Results) -> dict[str, list[str]]:
 def losses(results: Results, networks: Mapping[str, Sequence[str]]) -> Figure:
     """A row a task, a column a network: cost at the accuracy asked against the train loss, a line a library."""
     with style():
-        figure = Figure(figsize=(9.6, 8.4), layout="constrained")
+        figure = Figure(figsize=(9.6, 6.8), layout="constrained")
         panels = figure.subplots(len(ALONG), len(networks), sharex=True, sharey=True, squeeze=False)
         places = [_loss(results, key) for keys in networks.values() for key in keys]
         for row, task in zip(panels, ALONG, strict=True):
@@ -121,7 +121,7 @@ def _draw_along(axes: Axes, results: Results, keys: Sequence[str], task: str, in
     costs = [at_accuracy(TASKS[task], results.record(key, library, task)) for key in keys]
     found = [(_loss(results, key), cost[0]) for key, cost in zip(keys, costs, strict=True) if cost is not None]
     inside = [point for point in found if point[1] <= MOST_SHOWN]
-    beyond = [(place, MOST_SHOWN) for place, cost in found if cost > MOST_SHOWN]
+    beyond = [(place, MOST_SHOWN / 1.15**index) for place, cost in found if cost > MOST_SHOWN]  # none hides another
     axes.plot(*_columns(inside), **_marks(index), label=library)
     axes.plot(*_columns(beyond), **{**_marks(index), "marker": CARETUPBASE}, linestyle="none")
 

@@ -179,7 +179,7 @@ def _with_others(found: dict[str, Any], path: Path) -> dict[str, Any]:
     if not path.is_file():
         return found
     before = json.loads(path.read_text(encoding="utf-8"))
-    if before["subject"] != found["subject"]:
+    if any(found["subject"].get(key) != value for key, value in before["subject"].items()):
         raise SpiritLevelError(f"{path} is about other weights or data: ask all libraries again, without --libraries")
     asked = {record["library"] for record in found["measurements"]}
     kept = [record for record in before["measurements"] if record["library"] not in asked]

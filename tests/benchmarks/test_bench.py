@@ -202,7 +202,10 @@ def test_the_picture_of_train_losses_draws_every_library_and_what_lies_beyond(re
     drawn = {line.get_label(): list(line.get_ydata()) for line in first.get_lines() if len(line.get_ydata())}
     assert drawn[OURS] == [2.0, 2.0]
     assert drawn["BackPACK"] == [9.0, 9.0]
-    assert [MOST_SHOWN] * 2 in drawn.values()  # 40 gradients for 10 % are 400,000 for 0.1 %
+    assert len(drawn) == 3
+    assert all(
+        MOST_SHOWN / 2 < cost <= MOST_SHOWN for cost in max(drawn.values())
+    )  # 40 gradients for 10 % are 400,000 here
     assert first.get_xlim()[0] > first.get_xlim()[1]  # training goes to the right
     assert not any("$" in label.get_text() for label in first.get_xticklabels())
 
