@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.pictures import write_pictures
-from benchmarks.tables import write_readme
+from benchmarks.readme import write_readme
 
 
 def main(arguments: list[str]) -> None:

@@ -220,7 +220,7 @@ def _eigenthings_trace(subject: Subject, _task: Task, _budget: Budget) -> Answer
     return Answer(number(found.estimate), asked, error, rate=1.0)
 
 
-HUTCH_PROBES, LAYER_PROBES = 33, 12
+HUTCH_PROBES, LAYER_PROBES = 15, 9
 
 
 def _eigenthings_layer_traces(subject: Subject, _task: Task, _budget: Budget) -> Answer:

@@ -1,18 +1,20 @@
-"""Two pictures of the results: accuracy against cost, and how our costs grow. The same results give the same bytes."""
+"""Pictures of the results: accuracy against cost, cost against the train loss, and how our costs grow. The same results give
+the same bytes."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.markers import CARETUPBASE
 
 from benchmarks.peers import LIBRARIES
-from benchmarks.tables import NAMES, Record, Results, read_results
+from benchmarks.tables import NAMES, Record, Results, at_accuracy, in_full, read_results
 from benchmarks.tasks import TASKS
 from benchmarks.worker import OURS
 from spiritlevel.saved import write_whole
@@ -25,11 +27,13 @@ FLOOR = 1e-8  # errors below this are rounding and drawn here
 
 
 def write_pictures(folder: Path) -> list[Path]:
-    """`accuracy.svg` and `growth.svg` in `folder`, for the results in `folder`/results."""
+    """`accuracy.svg`, `losses.svg` and `growth.svg` in `folder`, for the results in `folder`/results."""
     results = read_results(folder / "results")
     drawn = {}
     if results.contests:
         drawn["accuracy.svg"] = accuracy(results)
+    if networks := trained_along(results):
+        drawn["losses.svg"] = losses(results, networks)
     if results.growth is not None:
         drawn["growth.svg"] = growth(results.growth["growth"])
     for name, figure in drawn.items():
@@ -45,7 +49,7 @@ def accuracy(results: Results) -> Figure:
         drawn: list[tuple[float, float]] = []
         for axes, task in zip(panels, SHOWN, strict=True):
             for index, library in enumerate((OURS, *LIBRARIES)):
-                points = [_point(results.record(name, library, task)) for name in results.contests]
+                points = [_point(results.record(name, library, task)) for name in in_full(results)]
                 found = [point for point in points if point is not None]
                 axes.plot(*_columns(found), **_marks(index), linestyle="none", label=library)
                 drawn += found
@@ -73,6 +77,53 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 def _logarithmic(axes: Axes, across: Sequence[float], upwards: Sequence[float]) -> None:
     LogScale.of(across).apply(axes.xaxis, axes)
     LogScale.of(upwards).apply(axes.yaxis, axes)
+
+
+ALONG = ("layer_traces", "lambda_1e-4", "everything")
+MOST_SHOWN = 300.0  # gradients: what would take more to the accuracy asked is drawn as an arrow here
+
+
+def trained_along(results: Results) -> dict[str, list[str]]:
+    """Networks that were measured at several train losses → their keys."""
+    found: dict[str, list[str]] = {}
+    for key in results.contests:
+        if "-" in key:
+            found.setdefault(key.partition("-")[0], []).append(key)
+    return {name: keys for name, keys in found.items() if len(keys) > 1}
+
+
+def losses(results: Results, networks: Mapping[str, Sequence[str]]) -> Figure:
+    """A row a task, a column a network: cost at the accuracy asked against the train loss, a line a library."""
+    with style():
+        figure = Figure(figsize=(9.6, 6.8), layout="constrained")
+        panels = figure.subplots(len(ALONG), len(networks), sharex=True, sharey=True, squeeze=False)
+        places = [_loss(results, key) for keys in networks.values() for key in keys]
+        for row, task in zip(panels, ALONG, strict=True):
+            for axes, (name, keys) in zip(row, networks.items(), strict=True):
+                for index, library in enumerate((OURS, *LIBRARIES)):
+                    _draw_along(axes, results, keys, task, index, library)
+                axes.set_title(f"{NAMES.get(name, name)}: {TASKS[task].title}", fontsize=8)
+                _logarithmic(axes, places, [2.0, MOST_SHOWN])
+        panels[0][0].xaxis.set_inverted(True)
+        figure.supxlabel("train loss", fontsize=9)
+        figure.supylabel(f"cost at the accuracy asked, gradients (▲: more than {MOST_SHOWN:g})", fontsize=9)
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    return figure
+
+
+def _loss(results: Results, key: str) -> float:
+    return float(results.contests[key]["subject"]["loss"])
+
+
+def _draw_along(axes: Axes, results: Results, keys: Sequence[str], task: str, index: int, library: str) -> None:
+    """One library's line through the train losses, and arrows where it leaves the picture."""
+    costs = [at_accuracy(TASKS[task], results.record(key, library, task)) for key in keys]
+    found = [(_loss(results, key), cost[0]) for key, cost in zip(keys, costs, strict=True) if cost is not None]
+    inside = [point for point in found if point[1] <= MOST_SHOWN]
+    beyond = [(place, MOST_SHOWN / 1.15**index) for place, cost in found if cost > MOST_SHOWN]  # none hides another
+    axes.plot(*_columns(inside), **_marks(index), label=library)
+    axes.plot(*_columns(beyond), **{**_marks(index), "marker": CARETUPBASE}, linestyle="none")
 
 
 def growth(records: Sequence[Record]) -> Figure:

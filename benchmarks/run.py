@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -25,6 +26,9 @@ from spiritlevel.saved import write_whole
 
 Say = Callable[[str], None]
 
+# Train losses that the small networks are trained to. At the last, which targets are about, everything is asked.
+LEVELS = (1.0, 0.1, 1e-2, 1e-3)
+UNIT_SECONDS = 0.3
 EIGENVALUES = ("lambda_1e-2", "lambda_1e-4", "riemannian", "layer_lambda")
 STATISTICS = ("trace", "layer_traces", "diagonal", "rho", "normalized_sharpness", "sweep")
 
@@ -35,6 +39,7 @@ class Contest:
 
     Attributes:
         recipe: The network and its data.
+        level: The train loss it is trained to; None for the recipe's own training.
         ours, theirs: Tasks for this library and for those peers that can do them.
         rounds: How often every library is asked, in alternation.
         gradients, seconds: What one answer may cost: estimators stop at the first, everything else at the second.
@@ -47,16 +52,44 @@ class Contest:
     rounds: int
     gradients: float
     seconds: float
-    unit_seconds: float = 0.5
+    unit_seconds: float = UNIT_SECONDS
+    level: float | None = None
+
+    @property
+    def key(self) -> str:
+        """What its file of results is called."""
+        return RECIPES[self.recipe].at(self.level).key
 
 
 UNLIMITED = 1e5  # what this library may take: its costs are all shown
 EVERY = (*STATISTICS, *EIGENVALUES, "operators", "everything")
+# What is asked at the other train losses.
+ALONG, THEIRS_ALONG = (
+    ("layer_traces", "sweep", "lambda_1e-4", "operators", "everything"),
+    ("layer_traces", "lambda_1e-4"),
+)
+
+
+def _at_all_levels(recipe: str, rounds: int, gradients: float, seconds: float) -> tuple[Contest, ...]:
+    *others, last = LEVELS
+    along = [
+        Contest(recipe, ALONG, THEIRS_ALONG, rounds, gradients / 2, seconds, UNIT_SECONDS, level) for level in others
+    ]
+    return *along, Contest(recipe, EVERY, EVERY, rounds, gradients, seconds, UNIT_SECONDS, last)
+
+
 CONTESTS = (
-    Contest("mlp", EVERY, EVERY, 2, 60, 20),
-    Contest("conv", EVERY, EVERY, 2, 40, 40),
-    Contest("lenet5", EVERY, EVERY, 1, 40, 60),
-    Contest("resnet20", ("layer_traces", "sweep", "lambda_1e-4"), ("layer_traces", "lambda_1e-4"), 1, 12, 300),
+    *_at_all_levels("mlp", 1, 30, 20),
+    *_at_all_levels("conv", 1, 20, 40),
+    *_at_all_levels("lenet5", 1, 20, 60),
+    Contest(
+        "resnet20",
+        ("layer_traces", "sweep", "lambda_1e-4", "operators", "everything"),
+        ("layer_traces", "lambda_1e-4"),
+        1,
+        12,
+        300,
+    ),
     Contest("vgg16", ("layer_traces", "sweep", "lambda_1e-2"), ("layer_traces", "lambda_1e-2"), 1, 20, 120),
 )
 QUICK = Contest("tiny", EVERY, (), 1, 50, 20, 0.1)
@@ -70,7 +103,8 @@ GROWTH = (
 )
 GROWTH_SAMPLES = 2000  # where something else is varied
 GROWTH_TASKS = ("sweep", "lambda_1e-4", "layer_lambda")
-MEMORY = (("mlp", (500, 10000)), ("conv", (500, 2000)))
+# Peaks of memory: (subject, samples, train losses; None for the recipe's own training).
+MEMORY = (("mlp", (500, 10000), (None,)), ("conv", (500, 2000), (None, LEVELS[-1])))
 MEMORY_TASKS = ("sweep", "lambda_1e-4", "everything")
 
 
@@ -85,6 +119,7 @@ class Settings:
         checkpoint: Weights of ResNet-20; trained for a moment where None.
         subjects: Which contests, and "growth" for how costs and memory grow; all where empty.
         rounds: How often every library is asked; each contest's own number where None.
+        libraries: Who is asked; all where empty. What others answered before stays.
         say: Takes a line of progress.
     """
 
@@ -94,6 +129,7 @@ class Settings:
     checkpoint: Path | None = None
     subjects: tuple[str, ...] = ()
     rounds: int | None = None
+    libraries: tuple[str, ...] = ()
     say: Say = field(default=lambda line: print(line, file=sys.stderr))
 
     @property
@@ -105,15 +141,19 @@ def run(settings: Settings) -> list[Path]:
     """Everything the settings ask for; returns the files with results."""
     chosen = [QUICK] if settings.quick else _chosen(settings.subjects)
     growth = not settings.quick and (not settings.subjects or "growth" in settings.subjects)
+    for library in settings.libraries:
+        if library not in (OURS, *LIBRARIES):
+            raise SpiritLevelError(f"unknown library {library!r}; known: {', '.join((OURS, *LIBRARIES))}")
     python = Path(sys.executable) if settings.quick else _environment(settings)
     described = environment.describe(python)
     written = []
     for contest in chosen:
+        path = settings.results / f"{contest.key}.json"
         found = {"environment": described, **_contest(settings, python, contest)}
-        written.append(_write(settings.results / f"{contest.recipe}.json", found))
+        written.append(write_results(path, _with_others(found, path) if settings.libraries else found))
     if growth:
         found = {"environment": described, "growth": _growth(settings, python), "memory": _memory(settings, python)}
-        written.append(_write(settings.results / "growth.json", found))
+        written.append(write_results(settings.results / "growth.json", found))
     return written
 
 
@@ -123,14 +163,31 @@ def _environment(settings: Settings) -> Path:
 
 
 def _chosen(names: Sequence[str]) -> list[Contest]:
-    known = {contest.recipe: contest for contest in CONTESTS}
+    """The contests with these names: of a network at all its train losses, or at one."""
+    known = list(dict.fromkeys(contest.recipe for contest in CONTESTS))
     for name in names:
-        if name not in (*known, "growth"):
-            raise SpiritLevelError(f"unknown subject {name!r}; known: {', '.join(known)}, growth")
-    return [contest for contest in CONTESTS if not names or contest.recipe in names]
+        if name not in (*known, *(contest.key for contest in CONTESTS), "growth"):
+            example = f"{known[0]}-{LEVELS[-1]:g}"
+            raise SpiritLevelError(
+                f"unknown subject {name!r}; known: {', '.join(known)}, growth, and a network at one train loss: {example}"
+            )
+    return [contest for contest in CONTESTS if not names or {contest.recipe, contest.key} & set(names)]
 
 
-def _write(path: Path, content: dict[str, Any]) -> Path:
+def _with_others(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The results with what libraries that were not asked answered before, on the same weights."""
+    if not path.is_file():
+        return found
+    before = json.loads(path.read_text(encoding="utf-8"))
+    if any(found["subject"].get(key) != value for key, value in before["subject"].items()):
+        raise SpiritLevelError(f"{path} is about other weights or data: ask all libraries again, without --libraries")
+    asked = {record["library"] for record in found["measurements"]}
+    kept = [record for record in before["measurements"] if record["library"] not in asked]
+    return {**found, "measurements": [*found["measurements"], *kept], "kept_from": before["environment"]["date"]}
+
+
+def write_results(path: Path, content: Any) -> Path:
+    """Results as JSON, whole or not at all."""
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
 
@@ -139,14 +196,14 @@ def _write(path: Path, content: dict[str, Any]) -> Path:
 
 
 def _contest(settings: Settings, python: Path, contest: Contest) -> dict[str, Any]:
-    recipe = RECIPES[contest.recipe]
-    subject, truth = _prepared(settings, python, recipe, contest.ours)
-    libraries = {OURS: contest.ours} if settings.quick else _libraries(contest)
+    recipe = RECIPES[contest.recipe].at(contest.level)
+    subject, truth = prepared(settings, python, recipe, contest.ours)
+    libraries = {OURS: contest.ours} if settings.quick else _libraries(contest, settings.libraries)
     records: list[dict[str, Any]] = []
     for number in range(settings.rounds or contest.rounds):
         order = list(libraries)[number % len(libraries) :] + list(libraries)[: number % len(libraries)]
         for library in order:
-            settings.say(f"{recipe.name}: round {number + 1}, {library} (load {os.getloadavg()[0]:.1f})")
+            settings.say(f"{recipe.key}: round {number + 1}, {library} (load {os.getloadavg()[0]:.1f})")
             job = {"kind": "measure", "library": library, "tasks": libraries[library], "seed": number}
             job |= {"subject": subject, "reference": truth, "gradients": contest.gradients, "seconds": contest.seconds}
             job["unit_seconds"] = contest.unit_seconds
@@ -162,6 +219,7 @@ def _contest(settings: Settings, python: Path, contest: Contest) -> dict[str, An
             "samples": recipe.samples,
             "batch": recipe.batch,
             "classes": recipe.classes,
+            "level": recipe.level,
             **origin(subject),
         },
         "reference": read(truth)[1],
@@ -169,10 +227,11 @@ def _contest(settings: Settings, python: Path, contest: Contest) -> dict[str, An
     }
 
 
-def _libraries(contest: Contest) -> dict[str, tuple[str, ...]]:
-    """Who is asked what, this library first."""
+def _libraries(contest: Contest, chosen: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    """Who is asked what, this library first; only those that are chosen, all where none are."""
     theirs = {name: tuple(task for task in contest.theirs if task in ASK[name]) for name in LIBRARIES}
-    return {OURS: contest.ours, **{name: tasks for name, tasks in theirs.items() if tasks}}
+    everyone = {OURS: contest.ours, **{name: tasks for name, tasks in theirs.items() if tasks}}
+    return {name: tasks for name, tasks in everyone.items() if not chosen or name in chosen}
 
 
 def _merged(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -195,15 +254,15 @@ def _merge(group: list[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _prepared(settings: Settings, python: Path, recipe: Recipe, tasks: Sequence[str]) -> tuple[Path, Path]:
+def prepared(settings: Settings, python: Path, recipe: Recipe, tasks: Sequence[str]) -> tuple[Path, Path]:
     """A trained subject and its reference, from the cache where the same was made before."""
     real = settings.data_folder is not None
     checkpoint = settings.checkpoint if recipe.name == "resnet20" else None
     said = f"{vars(recipe)} {real} {checkpoint is not None} {sorted(tasks)}"
-    stem = f"{recipe.name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+    stem = f"{recipe.key}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
     subject, truth = (settings.folder / ".cache" / f"{stem}{end}" for end in (".pt", "-reference.pt"))
     if not (subject.is_file() and (truth.is_file() or not tasks)):
-        settings.say(f"{recipe.name}: training and computing reference values")
+        settings.say(f"{recipe.key}: training and computing reference values")
         job = {"kind": "prepare", "recipe": vars(recipe), "subject": subject, "reference": truth if tasks else None}
         job |= {"tasks": list(tasks), "checkpoint": checkpoint, "data_folder": settings.data_folder}
         _worker(python, job)
@@ -220,7 +279,7 @@ def _growth(settings: Settings, python: Path) -> list[dict[str, Any]]:
             recipe = RECIPES[name].varied(varied, value)
             if varied != "samples":
                 recipe = recipe.varied("samples", GROWTH_SAMPLES)
-            subject, _ = _prepared(settings, python, recipe, ())
+            subject, _ = prepared(settings, python, recipe, ())
             settings.say(f"growth: {name}, {varied} {value:g} (load {os.getloadavg()[0]:.1f})")
             job = {"kind": "measure", "library": OURS, "tasks": GROWTH_TASKS, "seed": 0}
             job |= {"subject": subject, "reference": None, "gradients": 1000, "seconds": 60, "unit_seconds": 0.3}
@@ -236,13 +295,13 @@ def _memory(settings: Settings, python: Path) -> list[dict[str, Any]]:
     if not sys.platform.startswith("linux"):
         return []
     found = []
-    for name, counts in MEMORY:
-        for count in counts:
-            subject, _ = _prepared(settings, python, RECIPES[name].varied("samples", count), ())
+    for name, counts, levels in MEMORY:
+        for count, level in itertools.product(counts, levels):
+            subject, _ = prepared(settings, python, RECIPES[name].varied("samples", count).at(level), ())
             for task in MEMORY_TASKS:
                 settings.say(f"memory: {name}, {count} samples, {task}")
                 job = {"kind": "memory", "subject": subject, "tasks": [task]}
-                found += [{"subject": name, **record} for record in _worker(python, job)]
+                found += [{"subject": name, "level": level, **record} for record in _worker(python, job)]
     return found
 
 

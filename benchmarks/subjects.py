@@ -10,10 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.subjects.checkpoint import load_checkpoint
 from spiritlevel.subjects.data import load_data
 from spiritlevel.subjects.networks import build_model
 
+MOST_EPOCHS = 400  # of a training that ends at a train loss
+# The loss over all data is looked at after so many steps, and then each time there are so many times as many, so many
+# samples at a time.
+FIRST_LOOK, NEXT_LOOK, LOOKED_AT = 5, 1.05, 250
 # What public CIFAR-10 checkpoints are trained on.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -28,7 +33,8 @@ class Recipe:
         network: As `build_model` takes it, with its `width` and `init`.
         shape, classes, samples: Of the data; `samples` is a multiple of `batch`.
         batch: Samples of every batch: the unit's, the peers', near the fastest for a gradient of this network.
-        epochs: Passes of Adam over the data.
+        epochs: Passes of Adam over the data, at most where there is a `level`.
+        level: The train loss below which training stops; None to train for all epochs.
         source: Which real data it wants where a data folder is given: "mnist" or "cifar10".
     """
 
@@ -43,6 +49,16 @@ class Recipe:
     classes: int = 10
     width: float = 1.0
     init: str = "default"
+    level: float | None = None
+
+    @property
+    def key(self) -> str:
+        """What files call it: the name, and the train loss where it was trained to one."""
+        return self.name if self.level is None else f"{self.name}-{self.level:g}"
+
+    def at(self, level: float | None) -> Recipe:
+        """The same network trained until its loss is below this."""
+        return self if level is None else replace(self, level=level, epochs=MOST_EPOCHS)
 
     def varied(self, what: str, value: float) -> Recipe:
         """The same network with other "samples", "width" or "classes"; its data are synthetic where classes differ."""
@@ -75,6 +91,18 @@ RECIPES = {
         Recipe("tiny", "two 3×3 convolutions on 1×8×8", "convnet", (1, 8, 8), 64, 16, 4, "synthetic"),
     )
 }
+
+
+def named(key: str) -> Recipe:
+    """The recipe of a network, or of one at a train loss: "conv", "conv-0.1".
+
+    >>> named("conv-0.1").level
+    0.1
+    """
+    name, _, level = key.partition("-")
+    if name not in RECIPES:
+        raise SpiritLevelError(f"unknown network {name!r}; known: {', '.join(RECIPES)}")
+    return RECIPES[name].at(float(level) if level else None)
 
 
 @dataclass(frozen=True)
@@ -114,12 +142,12 @@ def prepare(recipe: Recipe, path: Path, data_folder: Path | None, checkpoint: Pa
     if checkpoint is not None:
         load_checkpoint(model, checkpoint)
     else:
-        train(model, x, y, recipe.epochs)
+        epochs = train(model, x, y, recipe.epochs, recipe.level)
     data = recipe.source if real else "synthetic"
-    weights = "checkpoint" if checkpoint is not None else f"{recipe.epochs} epochs of Adam"
+    weights = "checkpoint" if checkpoint is not None else f"{epochs:.3g} epochs of Adam"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"recipe": vars(recipe), "weights": model.state_dict(), "x": x, "y": y, "data": data, "trained": weights}
-    torch.save(content, path)
+    torch.save({**content, "loss": loss_of(model.eval(), x, y)}, path)
 
 
 def load(path: Path) -> Subject:
@@ -131,10 +159,10 @@ def load(path: Path) -> Subject:
     return Subject(recipe, model.eval(), content["x"], content["y"])
 
 
-def origin(path: Path) -> dict[str, str]:
-    """Where the data and weights of a prepared subject come from."""
+def origin(path: Path) -> dict[str, str | float]:
+    """Where the data and weights of a prepared subject come from, and the train loss it is at."""
     content = torch.load(path, weights_only=True)
-    return {"data": content["data"], "weights": content["trained"]}
+    return {"data": content["data"], "weights": content["trained"], "loss": float(f"{content['loss']:.4g}")}
 
 
 def synthetic(recipe: Recipe) -> tuple[Tensor, Tensor]:
@@ -147,15 +175,36 @@ def synthetic(recipe: Recipe) -> tuple[Tensor, Tensor]:
     return pictures[y] + 0.5 * noise, y
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
-    """A moment of Adam, so that the network sits somewhere reasonable."""
+def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, level: float | None = None) -> float:
+    """Adam for so many epochs, or until the loss over all data is below the level; returns the epochs it took."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    look, seen = FIRST_LOOK, 0
     model.train()
-    for chosen in _shuffled(len(x), epochs):
+    for step, chosen in enumerate(_shuffled(len(x), epochs), 1):
         optimizer.zero_grad()
         F.cross_entropy(model(x[chosen]), y[chosen]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        seen += len(chosen)
+        if level is not None and step >= look:
+            look = max(step + 1, int(step * NEXT_LOOK))
+            if loss_of(model, x, y) < level:
+                return seen / len(x)
+    if level is not None:
+        raise SpiritLevelError(
+            f"the train loss is still {loss_of(model, x, y):.2g} after {epochs} epochs, not {level:g}"
+        )
+    return seen / len(x)
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """The mean loss over the data in eval mode."""
+    mode = model.training
     model.eval()
+    with torch.no_grad():
+        parts = zip(torch.split(x, LOOKED_AT), torch.split(y, LOOKED_AT), strict=True)
+        total = sum(float(F.cross_entropy(model(a), b, reduction="sum")) for a, b in parts)
+    model.train(mode)
+    return total / len(x)
 
 
 def _shuffled(count: int, epochs: int) -> Iterator[Tensor]:

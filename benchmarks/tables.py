@@ -1,4 +1,4 @@
-"""`benchmarks/README.md` from the results: every number in it comes from the JSON files beside it."""
+"""Results read back, and tables out of them: costs beside the others, against the train loss, and memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.clock import median
 from benchmarks.peers import LIBRARIES
 from benchmarks.tasks import TASKS, Task
 from benchmarks.worker import OURS
-from spiritlevel.saved import write_whole
 
-START, END = "<!-- results: made by `python -m benchmarks table` -->", "<!-- end of results -->"
 ORDER = ("mlp", "conv", "lenet5", "resnet20", "vgg16", "tiny")
 NAMES = {
     "conv": "small conv",
@@ -22,7 +21,6 @@ NAMES = {
     "resnet20": "ResNet-20",
     "vgg16": "VGG16-type",
 }
-HUTCHINSON = ("curvlinops", "hessian-eigenthings", "PyHessian")
 
 Record = Mapping[str, Any]
 
@@ -31,11 +29,13 @@ Record = Mapping[str, Any]
 class Results:
     """Everything in a folder of results.
 
-    contests: subject's name → the content of its file. growth: the content of growth.json, or None.
+    contests: key of a subject, its name and its train loss if it was trained to one → the content of its file. growth: the
+    content of growth.json, or None. revisions: costs beside earlier revisions.
     """
 
     contests: Mapping[str, Record]
     growth: Record | None
+    revisions: Sequence[Record] = ()
 
     def record(self, subject: str, library: str, task: str) -> Record | None:
         found = self.contests.get(subject, {}).get("measurements", ())
@@ -50,35 +50,22 @@ class Results:
 def read_results(folder: Path) -> Results:
     """The results in `folder`, subjects in their usual order."""
     files = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
-    return Results({name: files[name] for name in ORDER if name in files}, files.get("growth"))
+    growth, revisions = files.pop("growth", None), files.pop("revisions", ())
+    keys = sorted(
+        files, key=lambda key: (ORDER.index(key.partition("-")[0]), -(files[key]["subject"].get("level") or 0))
+    )
+    return Results({key: files[key] for key in keys}, growth, revisions)
 
 
-def write_readme(folder: Path) -> Path:
-    """Put the tables between their marks in `folder`/README.md, and leave the rest as it is."""
-    path = folder / "README.md"
-    text = path.read_text(encoding="utf-8") if path.is_file() else f"# Benchmark\n\n{START}\n{END}\n"
-    head, _, rest = text.partition(START)
-    tail = rest.partition(END)[2]
-    write_whole(path, f"{head}{START}\n\n{render(read_results(folder / 'results'))}\n{END}{tail}")
-    return path
+def called(key: str) -> str:
+    """A subject's name for readers, with its train loss if it was trained to one."""
+    name, _, level = key.partition("-")
+    return NAMES.get(name, name) + (f" at train loss {level}" if level else "")
 
 
-def render(results: Results) -> str:
-    """All tables as Markdown."""
-    parts = ["## Targets", "", *targets(results), "", "## Beside the others", ""]
-    parts += [COSTS, ""]
-    for name in results.contests:
-        parts += [*contest(results, name), ""]
-    if results.growth is not None:
-        parts += ["## Memory", "", *memory(results.growth["memory"]), ""]
-    parts += ["## What each was asked to do", "", *asked(results), "", "## Environment", "", *described(results), ""]
-    return "\n".join(parts)
-
-
-COSTS = (
-    "Costs in gradients, and in brackets the relative error against the high-precision value (± the standard error of an "
-    "estimator). `>`: stopped at the limit, and left out of the factors. –: the library has no such function, or was not asked on this network."
-)
+def in_full(results: Results) -> list[str]:
+    """The subjects that were asked everything: at the lowest train loss of each network."""
+    return list({key.partition("-")[0]: key for key in results.contests}.values())
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
@@ -117,6 +104,7 @@ def contest(results: Results, name: str) -> list[str]:
     subject = results.contests[name]["subject"]
     said = (
         f"{subject['title']}: {subject['parameters']:,} parameters, N = {subject['samples']:,} ({subject['data']} data)"
+        + (f", train loss {subject['loss']:.2g}" if "loss" in subject else "")
     )
     shown = [library for library in LIBRARIES if any(results.record(name, library, task) for task in TASKS)]
     rows: list[list[str]] = []
@@ -165,98 +153,54 @@ def factor_text(results: Results, name: str, task: Task) -> str:
     return "" if found is None else f"{'≈ ' if found[2] else ''}{digits(found[0])}× ({found[1]})"
 
 
-# --- targets ----------------------------------------------------------------------------------------------------------
+# --- against the train loss -------------------------------------------------------------------------------------------
 
 
-def targets(results: Results) -> list[str]:
-    """The goals this library set itself, what was measured, and whether they are met."""
+def losses(results: Results) -> list[str]:
+    """For every small network our cost of each task at every train loss, and the best peer's at the accuracy asked."""
+    lines: list[str] = []
+    for name in ORDER:
+        keys = [key for key in results.contests if key.partition("-")[::2][0] == name and "-" in key]
+        shown = [task for task in TASKS.values() if all(results.record(key, OURS, task.name) for key in keys)]
+        if len(keys) > 1:
+            columns = ["task", *(f"loss {results.contests[key]['subject']['loss']:.2g}" for key in keys)]
+            rows = [[task.title, *(_beside(results, key, task) for key in keys)] for task in shown]
+            lines += [f"### {NAMES.get(name, name)}", "", *table(columns, rows), ""]
+    return lines
+
+
+def _beside(results: Results, key: str, task: Task) -> str:
+    own, found = results.cost(key, task.name), factor(results, key, task)
+    if own is None:
+        return cell(results.record(key, OURS, task.name))
+    if found is None:
+        return digits(own)
+    return f"{digits(own)} ({found[1]} {'≈ ' if found[2] else ''}{digits(found[0] * own)})"
+
+
+def earlier(records: Sequence[Record]) -> list[str]:
+    """Costs beside earlier revisions of this library."""
     rows = [
-        *_ceilings(
-            results, "all layers' trace, diagonal, both ρ, normalized sharpness, checks included", "sweep", SWEEPS
-        ),
-        *_ceilings(results, "λ_max(H) to 1e-4, with certificate", "lambda_1e-4", dict.fromkeys(ORDER[:4], 15.0)),
-        *_further(results),
-        *_ceilings(
-            results, "λ_max of every layer's block, all together", "layer_lambda", dict.fromkeys(ORDER[:3], 25.0)
-        ),
-        *_ceilings(results, "the default set of `measure`", "everything", {"conv": 60.0}),
-        *_factors(results, "against the best peer at equal accuracy", LIBRARIES, tuple(TASKS), 3.0),
-        *_factors(results, "against Hutchinson-type estimators", HUTCHINSON, ("layer_traces", "diagonal"), 20.0),
+        [
+            str(record["revision"]),
+            f"{called(record['subject'])}, loss {record['loss']:.2g}",
+            TASKS[record["task"]].title,
+            *(digits(median(record[key])) for key in ("before", "now")),
+            f"{record['ratio']:.2f}",
+        ]
+        for record in records
     ]
-    if results.growth is not None:
-        rows += _memory_targets(results.growth["memory"])
-    return table(["work", "on", "target", "measured", ""], rows)
-
-
-SWEEPS = {"mlp": 2.5, "conv": 6.5, "resnet20": 12.0}
-
-
-def _verdict(met: bool) -> str:
-    return "met" if met else "**missed**"
-
-
-def _ceilings(results: Results, work: str, task: str, most: Mapping[str, float]) -> list[list[str]]:
-    rows = []
-    for name, limit in most.items():
-        cost = results.cost(name, task)
-        if cost is not None:
-            rows.append([work, NAMES.get(name, name), f"≤ {limit:g}", digits(cost), _verdict(cost <= limit)])
-    return rows
-
-
-def _further(results: Results) -> list[list[str]]:
-    rows = []
-    for name in results.contests:
-        first, three = results.cost(name, "lambda_1e-4"), results.cost(name, "operators")
-        if first is not None and three is not None:
-            share = (three - first) / 2 / first
-            work = "each further operator in the same call, of the first"
-            rows.append([work, NAMES.get(name, name), "≤ 0.5", f"{share:.2f}", _verdict(share <= 0.5)])
-    return rows
-
-
-def _factors(results: Results, work: str, peers: Sequence[str], tasks: Sequence[str], least: float) -> list[list[str]]:
-    """One row a subject: the smallest factor over the tasks that a peer can do."""
-    rows = []
-    for name in results.contests:
-        found = [(each[0], TASKS[task], each) for task in tasks if (each := factor(results, name, TASKS[task], peers))]
-        if found:
-            worst, task, (_, library, guessed) = min(found, key=lambda entry: entry[0])
-            met = sum(value >= least for value, _, _ in found)
-            said = f"{met} of {len(found)} tasks; least {'≈ ' if guessed else ''}{digits(worst)}× ({task.title}, {library})"
-            rows.append([work, NAMES.get(name, name), f"≥ {least:g}×", said, _verdict(worst >= least)])
-    return rows
+    return table(["revision", "network", "task", "before", "now", "ratio"], rows)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def _memory_targets(records: Sequence[Record]) -> list[list[str]]:
-    rows = []
-    for task in dict.fromkeys(record["task"] for record in records):
-        ratios = [r["peak"] / (r["parameters"] + r["chunk"] + r["krylov"]) for r in records if r["task"] == task]
-        said = f"{digits(min(ratios))} to {digits(max(ratios))}"
-        work = "memory: peak / (parameters + one chunk's activations + Krylov basis)"
-        rows.append([work, TASKS[task].title, "≤ 3", said, _verdict(max(ratios) <= 3)])
-    for task in dict.fromkeys(record["task"] for record in records):
-        growth = max(_growth_with_samples(records, task))
-        work = "memory: constant in N (growth of the peak from the smallest to the largest N)"
-        rows.append([work, TASKS[task].title, "≤ 1.5×", f"{digits(growth)}×", _verdict(growth <= 1.5)])
-    return rows
-
-
-def _growth_with_samples(records: Sequence[Record], task: str) -> Iterable[float]:
-    for subject in dict.fromkeys(record["subject"] for record in records):
-        mine = [record for record in records if record["subject"] == subject and record["task"] == task]
-        mine.sort(key=lambda record: record["samples"])
-        yield mine[-1]["peak"] / max(mine[0]["peak"], 1 << 20)
 
 
 def memory(records: Sequence[Record]) -> list[str]:
     """Peak memory of one call above what the process held before."""
     rows = [
         [
-            str(NAMES.get(record["subject"], record["subject"])),
+            called(record["subject"]) + (f" at train loss {record['level']:g}" if record.get("level") else ""),
             f"{record['samples']:,}",
             TASKS[record["task"]].title,
             *(f"{record[key] / 2**20:.0f}" for key in ("peak", "parameters", "chunk", "krylov")),
@@ -286,7 +230,7 @@ def _failures(results: Results) -> list[str]:
     for name, content in results.contests.items():
         for record in content["measurements"]:
             if record["status"] == "failed":
-                where = f"{record['library']} fails on {NAMES.get(name, name)}"
+                where = f"{record['library']} fails on {called(name)}"
                 lines[where] = f"- {where}: {record['reason']}"
     return list(lines.values())
 
@@ -295,4 +239,6 @@ def described(results: Results) -> list[str]:
     """Machine and versions."""
     sources = [*results.contests.values(), *([results.growth] if results.growth else [])]
     seen = {json.dumps(source["environment"], sort_keys=True): source["environment"] for source in sources}
-    return [f"- {', '.join(f'{key} {value}' for key, value in each.items())}" for each in seen.values()]
+    lines = [f"- {', '.join(f'{key} {value}' for key, value in each.items())}" for each in seen.values()]
+    kept = sorted({str(content["kept_from"]) for content in results.contests.values() if "kept_from" in content})
+    return [*lines, *(f"- the peers' answers are from a run on {date}, on the same weights" for date in kept)]

@@ -37,14 +37,14 @@ OPERATORS = ("hessian_spectral_norm", "riemannian_spectral_norm", "riemannian_no
 TASKS = {
     task.name: task
     for task in (
-        Task("trace", "total trace", ("hessian_trace",), 1e-2, "trace"),
-        Task("layer_traces", "trace of every layer", ("kappa_trace_sum",), 1e-2, "layer_traces"),
-        Task("diagonal", "diagonal", ("normalized_sharpness",), 1e-2, "diagonal"),
-        Task("rho", "all ρ, rows and columns", ("rho_sum", "rho_row_sum"), 1e-2, "rho"),
+        Task("trace", "total trace", ("hessian_trace",), 1e-3, "trace"),
+        Task("layer_traces", "trace of every layer", ("kappa_trace_sum",), 1e-3, "layer_traces"),
+        Task("diagonal", "diagonal", ("normalized_sharpness",), 1e-3, "diagonal"),
+        Task("rho", "all ρ, rows and columns", ("rho_sum", "rho_row_sum"), 1e-3, "rho"),
         Task("lambda_1e-2", "λ_max(H) to 1e-2", ("hessian_spectral_norm",), 1e-2, "lambda"),
         Task("lambda_1e-4", "λ_max(H) to 1e-4", ("hessian_spectral_norm",), 1e-4, "lambda"),
         Task("riemannian", "λ_max(DHD) to 1e-4", ("riemannian_spectral_norm",), 1e-4, "riemannian"),
-        Task("layer_lambda", "λ_max of every layer to 1e-3", ("kappa_sum",), 1e-3, "layer_lambda"),
+        Task("layer_lambda", "λ_max of every layer to 1e-4", ("kappa_sum",), 1e-4, "layer_lambda"),
         Task("normalized_sharpness", "normalized sharpness", ("normalized_sharpness",), 1e-3, "normalized_sharpness"),
         Task("sweep", "all layers' trace, diagonal, both ρ, normalized sharpness", SWEEP, 1e-3),
         Task("operators", "λ_max of H, DHD and |θ|H|θ| to 1e-4", OPERATORS, 1e-4),

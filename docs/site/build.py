@@ -64,7 +64,8 @@ def gather() -> None:
     shutil.rmtree(SOURCE, ignore_errors=True)
     shutil.copytree(ROOT / "docs", SOURCE, ignore=shutil.ignore_patterns("site", "*.ipynb", "__pycache__"))
     for folder in OUTSIDE:
-        shutil.copytree(ROOT / folder, SOURCE / folder, ignore=shutil.ignore_patterns("__pycache__", "out"))
+        made = shutil.ignore_patterns("__pycache__", "out", ".venv", ".cache")  # by running what is there
+        shutil.copytree(ROOT / folder, SOURCE / folder, ignore=made)
     readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
     for name in ("LICENSE", "CITATION.cff", "CONTRIBUTING.md", "CHANGELOG.md"):
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")

@@ -1,5 +1,6 @@
 """What fixed small problems cost, by counting: a change that makes them dearer fails here, without a clock."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import spiritlevel as sl
+from benchmarks.ours import evidence_for
+from benchmarks.subjects import Subject
 from benchmarks.tasks import SWEEP
 from spiritlevel.problem.problem import Problem
 
@@ -141,6 +144,41 @@ def test_the_default_set_shares_what_it_needs(case, monkeypatch):
     assert report.cost.products <= 60
     assert report.cost.gradients <= 1
     assert seen["samples"] <= 4 * SAMPLES + 1.5 * CHECKS  # survey, sweep, graphs of gradients, layer blocks
+
+
+# Train loss below which training stops → at most so many columns a sample are swept, of four, and so many samples visited, of all.
+ALONG = {1.0: (4.0, 1.0), 0.1: (1.2, 0.95), 1e-2: (1.0, 0.65), 1e-3: (0.7, 0.45)}
+
+
+@pytest.fixture(scope="module")
+def along():
+    """One training, its weights kept where the loss first lay below each level."""
+    model, (x, y) = _dense(), _data(12)
+    optimizer, kept = torch.optim.Adam(model.parameters(), lr=0.02), {}
+    while len(kept) < len(ALONG):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        kept |= {level: copy.deepcopy(model) for level in ALONG if level not in kept and float(loss.detach()) < level}
+        loss.backward()
+        optimizer.step()
+    return kept, (x, y)
+
+
+def test_columns_and_samples_fall_with_the_train_loss(along, own_precision, monkeypatch):
+    models, data = along
+    seen = _counting_samples(monkeypatch)
+    counts = {}
+    for level, model in models.items():
+        evidence = evidence_for(Subject(None, model, *data), SWEEP, 1e-3)
+        assert evidence.anatomy.axes  # the survey and all checks are done here
+        seen["samples"] = 0
+        swept = evidence.swept.swept_columns if evidence.partly_swept else CLASSES - 1
+        counts[level] = (swept, seen["samples"] / SAMPLES)
+    for level, (columns, samples) in ALONG.items():
+        assert counts[level][0] <= columns, counts
+        assert counts[level][1] <= samples, counts
+    assert counts[1e-3][0] < counts[1e-2][0] < counts[0.1][0], counts
+    assert counts[1e-3][1] < counts[1e-2][1] < counts[0.1][1], counts
 
 
 PEAK = """

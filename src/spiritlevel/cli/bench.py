@@ -17,7 +17,8 @@ Folder = Annotated[
 ]
 DataFolder = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Real MNIST and CIFAR-10; synthetic without.")]
 Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="Weights of ResNet-20; trained briefly without.")]
-Subjects = Annotated[str, typer.Option(metavar="A,B", help="Only these of mlp, conv, lenet5, resnet20, vgg16, growth.")]
+Subjects = Annotated[str, typer.Option(metavar="A,B", help="Of mlp, conv, lenet5, resnet20, vgg16, growth.")]
+Libraries = Annotated[str, typer.Option(metavar="A,B", help="Ask only these; what others answered before stays.")]
 Rounds = Annotated[int | None, typer.Option(metavar="N", min=1, help="How often each library is asked.")]
 Quick = Annotated[bool, typer.Option("--quick", help="This library alone on a tiny network, in a minute.")]
 
@@ -29,23 +30,27 @@ def bench(
     checkpoint: Weights = None,
     only: Subjects = "",
     rounds: Rounds = None,
+    libraries: Libraries = "",
 ) -> None:
     """Measure costs beside the other libraries.
 
     Installs the peers into an environment of its own, runs them and this library in alternation on the same networks,
-    data and accuracy, one thread and one process each, and writes results, tables and pictures. Takes about
-    an hour on a quiet machine.
+    data and accuracy, the small networks trained to four losses, one thread and one process each, and writes results,
+    tables and pictures. Takes about an hour on a quiet machine.
     """
-    running, tables, pictures = (_part(name) for name in ("run", "tables", "pictures"))
+    running, readme, pictures = (_part(name) for name in ("run", "readme", "pictures"))
     folder = folder or Path("out/bench" if quick else "benchmarks")
     check_folder("--folder", folder)
     for option, path in (("--data-folder", data_folder), ("--checkpoint", checkpoint)):
         if path is not None and not path.exists():
             raise SpiritLevelError(f"{option}: {path} does not exist")
-    chosen = tuple(name.strip() for name in only.split(",") if name.strip())
-    running.run(running.Settings(folder, quick, data_folder, checkpoint, chosen, rounds))
-    for written in (tables.write_readme(folder), *pictures.write_pictures(folder)):
+    running.run(running.Settings(folder, quick, data_folder, checkpoint, _names(only), rounds, _names(libraries)))
+    for written in (readme.write_readme(folder), *pictures.write_pictures(folder)):
         print(written)
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in listed.split(",") if name.strip())
 
 
 def _part(name: str) -> Any:
