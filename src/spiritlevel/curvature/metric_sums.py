@@ -170,9 +170,7 @@ class SharedSums:
             entries = positions * (a + b + (r if way == "inputs" else 0)) + (a + r) * b
         return groups * entries * self._metric.right.element_size()
 
-    def _by_columns(
-        self, way: str, deltas: list[list[Tensor]], shares: Tensor, part: slice, *, alike: bool
-    ) -> Tensor:
+    def _by_columns(self, way: str, deltas: list[list[Tensor]], shares: Tensor, part: slice, *, alike: bool) -> Tensor:
         """Σ_k c Tr(C gᵀ Σ⁺ g), column by column: nothing but g of one column is laid out."""
         lefts = [factors.left(part) for factors in self._factors]
         if way == "inputs":

@@ -235,7 +235,8 @@ def _shown(history: History) -> list[Point]:
 def _part(history: History, names: Sequence[str]) -> RenderableType:
     table = simple_table()
     epochs = any(point.epoch is not None for point in history)
-    for column in ("step", *(["epoch"] if epochs else []), "loss", *map(_heading, names), "time"):
+    columns: list[str | Text] = ["step", *(["epoch"] if epochs else []), "loss", *map(_heading, names), "time"]
+    for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for place, point in enumerate(_shown(history)):
         if len(history) > _ROWS and place == _ROWS // 2:
