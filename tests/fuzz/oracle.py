@@ -190,7 +190,10 @@ def _normalized(q: Quantities, name: str) -> Truth:
     curvature, square = np.zeros((rows.max() + 1, columns.max() + 1)), np.zeros((rows.max() + 1, columns.max() + 1))
     np.add.at(curvature, (rows, columns), np.diag(h).clip(min=0))
     np.add.at(square, (rows, columns), w**2)
-    value = smallest_sum(*_balanced(curvature, square))
+    try:
+        value = smallest_sum(*_balanced(curvature, square))
+    except np.linalg.LinAlgError:  # beyond the range of double precision
+        return Truth(float("nan"), float("nan"))
     # Entries that should be zero come out as rounding, here or there, and add its square root.
     rounded = ROUNDED * curvature.max()
     zeros = np.sqrt(rounded * square[curvature <= rounded]).sum()

@@ -113,11 +113,10 @@ def _swept_partly(
             tapped.accumulate(itertools.islice(factor.columns(), most), weight, curvature, together)
         if FISHER in wanted:
             tapped.add_fisher(weight, together)
-    left = {kind: dict(getattr(rest, kind)) for kind in STATISTICS}
-    for kind, arrays in left.items():
-        for name, array in arrays.items():
+    for kind in STATISTICS:
+        for name, array in getattr(rest, kind).items():
             together.add(kind, name, array)
-            array.mul_(-drawn.uncertain_share)
+    left = {kind: {} if kind == FISHER else drawn.uncertain(together, rest, kind) for kind in STATISTICS}
     return Sweep(frozen([together]), problem.survey.loss, sizes.shape[1], False, float(swept.double().mean()), left)
 
 
@@ -151,11 +150,23 @@ class _Drawn:
         signs = torch.randint(0, 2, (len(self.rows), sizes.shape[1]), generator=generator) * 2 - 1
         self._weights = signs / self._chances[self.rows].sqrt().unsqueeze(1)
         self.uncertain_share = min(1.0, _deviation(left, self._chances) / float(left.sum()))
+        self._share_left = float(left.sum() / sizes.sum(dtype=torch.float64))
 
     def weights(self, rows: Tensor, swept: Tensor) -> Tensor:
         """The weights of all columns of these samples, none of those that were swept."""
         places = torch.searchsorted(self.rows, rows)
         return self._weights[places] * _from(swept, self._weights.shape[1])
+
+    def uncertain(self, together: Sums, rest: Sums, kind: str) -> dict[str, Tensor]:
+        """What chance may have changed in arrays, taken off: of what was drawn, or of what is left of an array on the whole where
+        little was drawn of an entry. Of a single neuron it may have been nothing."""
+        found, drawn = {}, getattr(rest, kind)
+        for name, array in getattr(together, kind).items():
+            mine = drawn.get(name, torch.zeros_like(array))
+            total = float(array.sum())
+            share = max(float(mine.sum()) / total, self._share_left) if total > 0 else 0.0
+            found[name] = torch.maximum(mine, share * array).mul_(-self.uncertain_share)
+        return found
 
 
 def _from(starts: Tensor, columns: int) -> Tensor:

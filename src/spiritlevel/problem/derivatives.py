@@ -24,6 +24,9 @@ SAMPLES = 8
 # A gradient is refused only if it disagrees at so many random points, at each of them with every step. Among many ReLUs one
 # may have its kink within a step, and where the loss is all but zero a short step drowns in rounding.
 TRIALS = 3
+# A disagreement of which half a step changes more than this part comes from the step: where a network is certain, its loss goes
+# with the exponential of the outputs, and only long steps show more than rounding.
+STEADY = 0.5
 
 
 @dataclass(frozen=True)
@@ -105,21 +108,24 @@ class _Trial:
         directions; with `alone`, along these.
         """
         slope, size, found = self.slope(names), self.size(names if alone else list(self.point)), None
-        for difference, noise in self._telling(names, size):
+        for step, difference, noise in self._telling(names, size):
             if not abs(difference - slope) > self.precision.tolerance * size + noise:  # NaN is refused elsewhere
+                self.conclusive = True
                 return None
-            found = difference
+            if abs(self._difference(names, step / 2) - difference) < STEADY * abs(difference - slope):
+                self.conclusive, found = True, difference
         return None if found is None else (slope, found)
 
-    def _telling(self, names: Sequence[str], size: float) -> Iterator[tuple[float, float]]:
-        """The slopes of the loss by differences, each with its noise, where that is small beside slopes of this size."""
+    def _telling(self, names: Sequence[str], size: float) -> Iterator[tuple[float, float, float]]:
+        """Steps, and the slopes of the loss by differences with their noise, where that is small beside slopes of this size."""
         rounding = self._rounding(names, self.slope(names))
         for step in self.precision.steps:
-            difference = (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
-            noise = 4 * rounding / step
+            difference, noise = self._difference(names, step), 4 * rounding / step
             if noise < 0.1 * max(size, abs(difference)):
-                self.conclusive = True
-                yield difference, noise
+                yield step, difference, noise
+
+    def _difference(self, names: Sequence[str], step: float) -> float:
+        return (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
 
     def _rounding(self, names: Sequence[str], slope: float) -> float:
         """What rounding does to the loss: seen in steps that change nothing else, and known from the loss's usual size.

@@ -82,7 +82,7 @@ class Survey:
     Attributes:
         loss: L(θ).
         seen: Every chunk that differs from the others in what it ran.
-        heavy: The samples with the steepest losses.
+        heavy: The samples that curve the most: a steep loss, times how far the outputs move.
         near: Those with an activation within rounding of its kink.
         slope: ‖∇L‖, and ‖D∇L‖ with D the norms of the blocks, which no rescaling of layers changes; None where the gradient
             was not asked for.
@@ -172,9 +172,10 @@ def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
             loss, masses = _weighed(problem, outputs, chunk)
             total += weight * loss
             felt = _add_gradient(gradient, problem, tracer, outputs, chunk, weight)
-            heavy.add(chunk, masses)
+            curving = _curving(problem, felt, masses)
+            heavy.add(chunk, curving)
             near.add(
-                chunk, masses, problem.shards.joined(tracer.near, len(chunk)) if not problem.whole else tracer.near
+                chunk, curving, problem.shards.joined(tracer.near, len(chunk)) if not problem.whole else tracer.near
             )
             sizes.append(_column_sizes(problem, outputs, chunk) if None not in sizes else None)
             weighed.append(masses)
@@ -216,6 +217,15 @@ def _lengths(tensor: Tensor, samples: int) -> Tensor:
     """The norm of every sample's part of a tensor, which comes first in it."""
     found: Tensor = torch.linalg.vector_norm(tensor.reshape(samples, -1), dim=1, dtype=torch.float64)
     return found.cpu()
+
+
+def _curving(problem: Checked, felt: Mapping[str, Tensor], masses: Tensor) -> Tensor:
+    """Mass times reach of every sample, over all layers in units of their weights; the mass where no layer tells."""
+    parts = [
+        float(problem.parameters[name].double().square().sum()) * _over(part, masses) for name, part in felt.items()
+    ]
+    found = masses * torch.stack(parts).sum(0) if parts else masses
+    return found if bool(found.any()) and bool(torch.isfinite(found).all()) else masses
 
 
 def _over(felt: Tensor, masses: Tensor) -> Tensor:
