@@ -56,9 +56,8 @@ class Revision:
 
     def end(self) -> None:
         """Let the process end."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with self._process:  # closes both of its ends
+            pass
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

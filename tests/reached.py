@@ -116,10 +116,10 @@ def join(others: dict[str, tuple[list[int], bytes]]) -> None:
 
 def told() -> str:
     """The closing line."""
-    shares = {name: _share([name]) for name in _weights}
-    least = sorted(shares, key=lambda name: shares[name][0] / max(1, shares[name][1]))[:LEAST]
+    shares = {name: _share([name]) for name, weights in _weights.items() if sum(weights)}
+    least = sorted(shares, key=lambda name: shares[name][0] / shares[name][1])[:LEAST]
     reached, total = _share(_weights)
-    parts = (f"{name.removeprefix(LIBRARY + '.')} {shares[name][0] / max(1, shares[name][1]):.0%}" for name in least)
+    parts = (f"{name.removeprefix(LIBRARY + '.')} {shares[name][0] / shares[name][1]:.0%}" for name in least)
     return f"the tests reach {reached / max(1, total):.1%} of the library's {total:,} statements; least of {', '.join(parts)}"
 
 

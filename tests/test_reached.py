@@ -64,5 +64,6 @@ def test_what_several_processes_reach_is_joined(monkeypatch) -> None:
     monkeypatch.setattr(reached, "_weights", {})
     monkeypatch.setattr(reached, "_marks", {})
     reached.join({"spiritlevel.a": ([6, 2, 2], bytes([1, 1, 0])), "spiritlevel.b": ([10], bytes([0]))})
+    reached.join({"spiritlevel.empty": ([0], bytes([1]))})
     reached.join({"spiritlevel.a": ([6, 2, 2], bytes([1, 0, 1]))})
     assert reached.told() == "the tests reach 50.0% of the library's 20 statements; least of b 0%, a 100%"

@@ -149,3 +149,15 @@ def test_preprocessing_of_a_study():
 def test_refusals():
     with refused("digits has 1 channels; `standardized` needs as many means and positive deviations, got mean=(0.0, 1.0), std=(1.0, 1.0)"):  # fmt: skip
         Standardization((0.0, 1.0), (1.0, 1.0)).applied(load_data("digits"))
+
+
+def test_a_checkpoint_that_is_not_there_or_damaged_is_refused_in_words(tmp_path, run) -> None:
+    options = ("measure", "mlp:4", "--data", "digits", "--checkpoint")
+    for name in ("nowhere.safetensors", "nowhere.pt"):
+        code, _, said = run(*options, tmp_path / name)
+        assert (code, "FileNotFound" in said) == (2, False)
+        assert f"no checkpoint file {tmp_path / name}: pass the path of" in " ".join(said.split())
+    (tmp_path / "cut.safetensors").write_bytes(b"123")
+    code, _, said = run(*options, tmp_path / "cut.safetensors")
+    assert code == 2
+    assert "is not a whole safetensors file" in " ".join(said.split())

@@ -91,14 +91,19 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     In torch files they may be on the outside or under `state_dict`, `model_state_dict` or `model`.
     """
     path = Path(path)
-    if not path.is_file():
-        raise SpiritLevelError(f"no checkpoint file {path}")
+    check_is_file(path)
     if path.suffix == ".safetensors":
         try:
             return safetensors.torch.load_file(path)
         except safetensors.SafetensorError as error:
             raise SpiritLevelError(f"{path} is not a whole safetensors file ({error})") from None
     return _unwrapped(_read_torch_file(path), path)
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse a checkpoint that is not there."""
+    if not path.is_file():
+        raise SpiritLevelError(f"no checkpoint file {path}: pass the path of a safetensors file or of torch's own")
 
 
 def _read_torch_file(path: Path) -> Any:
