@@ -11,7 +11,7 @@ from spiritlevel.saved import write_whole
 from spiritlevel.show.numbers import Numbers
 from spiritlevel.study.levels import over_levels
 from spiritlevel.study.show.winners import standings_drawing, standings_table, winner_sentences
-from spiritlevel.study.signs import SignTest, environments_csv
+from spiritlevel.study.signs import END, SignTest, environments_csv
 from spiritlevel.study.statistics import FEWEST, Estimate
 
 # r with the gap, where a paper gives one.
@@ -37,7 +37,9 @@ def winners(studies: Mapping[str, Told], results: Path, draws: int) -> list[str]
         drawing.save(results / "measures" / "sign-errors.png")
         lines += [*markdown(standings_table(test)), ""]
         lines += [f"![{drawing.title}. {drawing.description}](results/measures/sign-errors.png)", ""]
-        by_study = ", ".join(f"{name} {count}" for name, count in _environments(test).items())
+        by_study = ", ".join(
+            f"{name} {count} ({ends} at the end)" for name, (count, ends) in _environments(test).items()
+        )
         lines += [f"Environments: {by_study}; all of them in [sign-errors.csv](results/measures/sign-errors.csv).", ""]
     for told in studies.values():
         for part in told.parts:
@@ -45,10 +47,12 @@ def winners(studies: Mapping[str, Told], results: Path, draws: int) -> list[str]
     return lines
 
 
-def _environments(test: SignTest) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _environments(test: SignTest) -> dict[str, tuple[int, int]]:
+    """Study → its environments, and how many of them are ends of trainings."""
+    found: dict[str, tuple[int, int]] = {}
     for environment in test.environments:
-        found[environment.study] = found.get(environment.study, 0) + 1
+        count, ends = found.get(environment.study, (0, 0))
+        found[environment.study] = count + 1, ends + (environment.at == END)
     return found
 
 

@@ -116,6 +116,15 @@ def test_the_command_names_the_winner_and_writes_page_and_table(tmp_path: Path) 
 
 
 def test_measures_that_err_alike_share_the_lead() -> None:
-    [first, second, *_] = winner_sentences(SignTest([study(GAPS, one=RIGHT, two=RIGHT, wrong=WRONG)], draws=100))
+    [first, second, last] = winner_sentences(SignTest([study(GAPS, one=RIGHT, two=RIGHT, wrong=WRONG)], draws=100))
     assert first.startswith("one, together with 1 other, errs least: a mean sign error of 0.00")
     assert second.startswith("Its lead over wrong, 1.00")
+    assert last.startswith("The mildest worst case is that of one and 1 other: it errs on 0 % of the pairs in ")
+
+
+def test_a_worst_case_that_all_share_has_no_winner() -> None:
+    last = winner_sentences(SignTest([study(GAPS, one=WRONG, two=WRONG)], draws=100))[-1]
+    assert last.startswith(
+        "The worst case is equally bad for all of them: each errs on as many as 100 % of the pairs in "
+    )
+    assert last.endswith(", so that no measure is right everywhere.")

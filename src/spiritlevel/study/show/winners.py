@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -91,12 +92,19 @@ def winner_sentences(test: SignTest) -> list[str]:
             f"Its lead over {plain_text(second.measure)}, {interval_text(lead)}, is {'more than' if sure else 'within'} noise; "
             f"{len(alike)} of {len(standings) - 1} other measures cannot be told from it."
         )
+    return [*said, _worst_cases(standings)]
+
+
+def _worst_cases(standings: Sequence[Standing]) -> str:
+    """Which measure is wrong least where it is wrong most; a tie of all has no winner."""
     robust = min(standings, key=lambda standing: standing.worst)
-    said.append(
-        f"The mildest worst case is that of {plain_text(robust.measure)}: it errs on {_percent(robust.worst)} of the pairs in "
-        f"{plain_text(robust.where)}{', so that no measure is right everywhere' if robust.worst >= 0.5 else ''}."
-    )
-    return said
+    errs = f"{_percent(robust.worst)} of the pairs in {plain_text(robust.where)}"
+    never = ", so that no measure is right everywhere" if robust.worst >= 0.5 else ""
+    alike = sum(standing.worst - robust.worst < 1e-12 for standing in standings)
+    if alike == len(standings) > 1:
+        return f"The worst case is equally bad for all of them: each errs on as many as {errs}{never}."
+    shared = f" and {alike - 1} other{'s' if alike > 2 else ''}" if alike > 1 else ""
+    return f"The mildest worst case is that of {plain_text(robust.measure)}{shared}: it errs on {errs}{never}."
 
 
 def winners_page(test: SignTest) -> str:
