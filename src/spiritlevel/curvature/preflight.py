@@ -14,6 +14,7 @@ from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.checks import refuse_nonfinite_loss
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.tensors import is_about_precision
 
 # So many parameters at most, those with the largest shares in the slope, are held against one another in pairs.
 MOST_PAIRED = 24
@@ -55,7 +56,7 @@ def choose_method(ways: Ways) -> Chosen:
             with problem.in_precision(torch.float64) as double:
                 found = _choose(ways, double(few), torch.float64, 1e-3)
         except RuntimeError as error:
-            if "dtype" not in str(error) and "type" not in str(error):
+            if not is_about_precision(error):
                 raise
             found = _choose(ways, few, problem.dtype, 0.1)  # the network insists on its own precision
         return found if isinstance(found, Chosen) else _only_differences(ways, found)
@@ -212,6 +213,6 @@ def _shorter_steps(ways: Ways, batch: Batch, direction: list[Tensor]) -> list[li
             found = [ways.by_difference(problem.parameters, double(batch), wide, stretch) for stretch in (1e-1, 1e-3)]
             return [[part.to(own) for part in each] for each in found]
     except RuntimeError as error:
-        if "dtype" not in str(error) and "type" not in str(error):
+        if not is_about_precision(error):
             raise
         return [ways.by_difference(problem.parameters, batch, direction, 0.3)]

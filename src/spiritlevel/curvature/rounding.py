@@ -21,6 +21,7 @@ from spiritlevel.curvature.lanczos import Eigenpair
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
 from spiritlevel.problem.survey import Heavy
+from spiritlevel.problem.tensors import is_about_precision
 
 # The heaviest samples are compared in so many groups, whose differences cannot cancel; and the difference is taken four times,
 # because it is one draw of something random.
@@ -41,7 +42,7 @@ def in_both(problem: Problem, batch: Batch, compute: Callable[[Batch], Found]) -
         with problem.in_precision(other) as fitted:
             return mine, compute(fitted(batch))
     except RuntimeError as error:
-        if "dtype" not in str(error) and "type" not in str(error):
+        if not is_about_precision(error):
             raise
         return None  # the network insists on its own precision
 

@@ -18,6 +18,7 @@ from spiritlevel.curvature.convolutions import CheapConvolutions
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem, gradients_of
+from spiritlevel.problem.tensors import is_about_precision
 
 Method = Literal["kept graph", "jvp of the gradient", "central differences"]
 Objective = Callable[[Problem, Parameters, Batch], Tensor]
@@ -67,6 +68,7 @@ class Ways:
 
     def __init__(self, problem: Problem, objective: Objective, flat: Flat) -> None:
         self.problem, self.objective, self.flat = problem, objective, flat
+        self._runs_in_double = True  # until it says otherwise
 
     def gradient(self, point: Parameters, batch: Batch) -> list[Tensor]:
         leaves = self.problem.leaves(point)
@@ -98,10 +100,28 @@ class Ways:
     def by_difference(
         self, parameters: Parameters, chunk: Batch, parts: list[Tensor], stretch: float = 1.0
     ) -> list[Tensor]:
-        """(∇L(θ+hv) − ∇L(θ−hv)) / 2h with h at the cube root of the precision, relative to θ and v."""
-        values = [parameters[name] for name in self.flat.names]
+        """(∇L(θ+hv) − ∇L(θ−hv)) / 2h with h at the cube root of the precision, relative to θ and v.
+
+        In double precision wherever the network runs in it: in single precision a step that is long enough to be seen is often
+        too long for a network of many kinks.
+        """
         if self.distance(parts) == 0:
             return [torch.zeros_like(part) for part in parts]
+        own = parts[0].dtype
+        if own == torch.float32 and self._runs_in_double:
+            try:
+                with self.problem.in_precision(torch.float64) as double:
+                    point = {name: value.double() for name, value in parameters.items()}
+                    found = self._difference(point, double(chunk), [part.double() for part in parts], stretch)
+                return [part.to(own) for part in found]
+            except RuntimeError as error:
+                if not is_about_precision(error):
+                    raise
+                self._runs_in_double = False
+        return self._difference(parameters, chunk, parts, stretch)
+
+    def _difference(self, parameters: Parameters, chunk: Batch, parts: list[Tensor], stretch: float) -> list[Tensor]:
+        values = [parameters[name] for name in self.flat.names]
         step = torch.finfo(values[0].dtype).eps ** (1 / 3) * self._reach(values, parts) * 0.1 * stretch
         sides = []
         for sign in (1, -1):
