@@ -312,3 +312,26 @@ def test_light_samples_may_put_another_eigenvector_first(seed):
     truth = float(torch.linalg.eigvalsh(linear_hessian(model, x))[-1])
     found = sl.measure(model, data, measures=["hessian_spectral_norm"], tolerance=1e-3)["hessian_spectral_norm"]
     assert abs(found.value - truth) <= found.error + 1e-12 * truth
+
+
+def test_rounding_is_looked_at_where_curvature_is():
+    """Not on the samples with the steepest losses, which may have next to no part in an eigenvalue."""
+    model, data = certain_samples_that_reach_far(3e4)
+    heavy = sl.Problem(model, "cross_entropy", data).survey.heavy.batch
+    assert float(heavy.inputs.abs().max()) > 3e3
+
+
+def test_of_a_neuron_of_which_nothing_was_drawn_something_is_left(fitted):
+    model, data = fitted
+    problem = sl.Problem(model, "cross_entropy", data)
+    sizes, needed = problem.survey.sizes, columns.columns_needed(problem, 1e-2)
+    drawn = columns._Drawn(sizes, needed, torch.Generator().manual_seed(0))
+    together, rest = columns.Sums(), columns.Sums()
+    together.add("rows", "weight", torch.tensor([3.0, 1.0]).double())
+    rest.add("rows", "weight", torch.tensor([0.0, 0.5]).double())
+    share = drawn.uncertain_share
+    found = drawn.uncertain(together, rest, "rows")["weight"]
+    assert found.tolist() == pytest.approx([-share * 3 * 0.5 / 4, -share * 0.5])
+    left = float(sizes[torch.arange(sizes.shape[1]) >= needed.unsqueeze(1)].sum() / sizes.sum())
+    nothing = drawn.uncertain(together, columns.Sums(), "rows")["weight"]
+    assert nothing.tolist() == pytest.approx([-share * left * 3, -share * left])
