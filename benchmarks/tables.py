@@ -156,11 +156,14 @@ def factor_text(results: Results, name: str, task: Task) -> str:
 # --- against the train loss -------------------------------------------------------------------------------------------
 
 
+ALWAYS = "layer_traces"  # what is asked at every train loss
+
+
 def losses(results: Results) -> list[str]:
     """For every small network our cost of each task at every train loss, and the best peer's at the accuracy asked."""
     lines: list[str] = []
     for name in ORDER:
-        keys = [key for key in results.contests if key.partition("-")[::2][0] == name and "-" in key]
+        keys = [key for key in results.contests if key.startswith(f"{name}-") and results.record(key, OURS, ALWAYS)]
         shown = [task for task in TASKS.values() if all(results.record(key, OURS, task.name) for key in keys)]
         if len(keys) > 1:
             columns = ["task", *(f"loss {results.contests[key]['subject']['loss']:.2g}" for key in keys)]
