@@ -43,7 +43,7 @@ def test_a_study_fills_its_place_on_the_page(tmp_path: Path, cells: int, told: i
         assert not rows
         return
     with (tmp_path / "transformers" / "correlations.csv").open() as file:
-        of_networks = [row for row in csv.DictReader(file) if (row["gap"], row["layer"]) == ("loss", "")]
+        of_networks = [row for row in csv.DictReader(file) if (row["gap"], row["layer"]) == ("gap_loss", "")]
         tables = {row["measure"]: row for row in of_networks if row["variant"] == "trained"}
     assert [name for name, *_ in rows] == ["rho_sum", "hessian_trace"]  # the best first
     for name, coefficient, factor in rows:
