@@ -1,6 +1,6 @@
 """The study `transformers` on docs/transformers.md: what each measure says of the gap, before and after a move along the orbit.
 
-    spiritlevel study run transformers --folder FOLDER       # about twenty minutes of one core; goes on where it was stopped
+    spiritlevel study run transformers --folder FOLDER       # goes on where it was stopped
     python docs/results/orbits.py FOLDER                     # copies its tables to docs/results/transformers, writes the page
 
 Without a folder the page is written anew from the tables that lie there.
