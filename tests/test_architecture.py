@@ -47,7 +47,18 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # Tests of what is no room: of the house and its documents, of many rooms at once, and of what is not installed.
 OTHER_TESTS = frozenset(
-    {"site", "skips", "reached", "architecture", "docs", "results_page", "zoo", "fuzz", "benchmarks"}
+    {
+        "site",
+        "skips",
+        "reached",
+        "architecture",
+        "docs",
+        "results_page",
+        "transformers_page",
+        "zoo",
+        "fuzz",
+        "benchmarks",
+    }
 )
 
 
