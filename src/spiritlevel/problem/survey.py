@@ -130,8 +130,8 @@ def threshold(sizes: Tensor, left: float) -> float | None:
     Found by halving, each time only among the entries that are still in doubt, without a sorted copy of all of them. It
     lies between two sizes, so that rounding moves no entry across it.
 
-    >>> threshold(torch.tensor([8.0, 0.5, 2.0, 0.5]), 1.5)
-    1.0
+    >>> threshold(torch.tensor([8.0, 1.0, 4.0, 1.0]), 2.5)
+    2.0
     """
     doubtful, total, largest_left, smallest_taken = sizes.flatten(), 0.0, -1.0, math.inf
     while len(doubtful):
@@ -210,13 +210,13 @@ def _add_gradient(
         if delta is not None:
             reach = len(chunk) * _lengths(delta, len(chunk)) * use.inputs
             felt[use.layer] = torch.hypot(felt[use.layer], reach) if use.layer in felt else reach
-    return felt
+    return dict(zip(felt, torch.stack(list(felt.values())).cpu(), strict=True)) if felt else {}
 
 
 def _lengths(tensor: Tensor, samples: int) -> Tensor:
     """The norm of every sample's part of a tensor, which comes first in it."""
     found: Tensor = torch.linalg.vector_norm(tensor.reshape(samples, -1), dim=1, dtype=torch.float64)
-    return found.cpu()
+    return found
 
 
 def _curving(problem: Checked, felt: Mapping[str, Tensor], masses: Tensor) -> Tensor:
@@ -307,7 +307,7 @@ class _Surveyor(Tracer):
 
     def _input_lengths(self, linear: LinearMap) -> Tensor:
         if linear.kind == "lookup":  # one-hot inputs
-            return torch.ones(self._samples, dtype=torch.float64)
+            return torch.ones(self._samples, dtype=torch.float64, device=linear.inputs.device)
         return _lengths(linear.inputs.detach(), self._samples)
 
     def on_other(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
