@@ -28,6 +28,8 @@ FEWEST_HEAVY, MOST_HEAVY = 48, 128
 # Operations with a kink at zero, and how near to it counts as on either side, in units of rounding of the layer's values.
 KINKED = frozenset(["relu", "relu6", "leaky_relu", "rrelu", "prelu", "abs"])
 NEAR = 16
+# Entries are divided at the median of about so many of them.
+FEW_FOR_MIDDLE = 10_000
 # At most this many sizes of columns are kept: 80 MB in single precision.
 MOST_SIZES = 20_000_000
 
@@ -148,8 +150,8 @@ def threshold(sizes: Tensor, left: float) -> float | None:
 
 
 def _halves(entries: Tensor) -> tuple[Tensor, Tensor]:
-    """The smaller and the larger entries, equal ones together; all in the first half where all are equal."""
-    middle = entries.median()
+    """The smaller and the larger entries, equal ones together; all in the first part where all are equal."""
+    middle = entries[:: max(1, len(entries) // FEW_FOR_MIDDLE)].median()  # of some: the median of all would copy them
     low, high = entries[entries <= middle], entries[entries > middle]
     if len(high):
         return low, high
@@ -185,6 +187,7 @@ def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
     problem.ranks.sum_(list(gradient.values()))
     known = [each for each in sizes if each is not None]
     together = torch.cat(known) if len(known) == len(sizes) else None
+    del known, sizes  # as large as what was made of them
     of_all = None if together is None else torch.cat(weighed)
     reach = None if together is None else _side_by_side(reaches, [len(each) for each in weighed])
     slope = slope_norms(gradient, problem.parameters, problem.shards) if with_gradient else None
