@@ -209,13 +209,11 @@ def _check_range(value: Value) -> None:
         raise OverflowError(f"{value.name} is {value.value} ± {value.error}")
 
 
-def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
-    """Every measure of the plan; after Ctrl-C those that were finished."""
-    started, memory = time.perf_counter(), _peak_memory()
-    possible = [each for each in plan.measures if each.in_shards or not problem.shards.divided]
+def _evidence(problem: Problem, plan: _Plan, possible: list[Measure]) -> Evidence:
+    """What the measures that are possible need, to be gathered when it is asked for."""
     needs = functools.reduce(operator.or_, (each.needs(each) for each in possible), Needs())
     problem.survey_takes_gradient = not needs.operators
-    evidence = Evidence(
+    return Evidence(
         problem,
         needs,
         tolerance=plan.tolerance,
@@ -224,6 +222,13 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
         probe_tolerance=plan.probe_tolerance,
         starts=plan.starts,
     )
+
+
+def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
+    """Every measure of the plan; after Ctrl-C those that were finished."""
+    started, memory = time.perf_counter(), _peak_memory()
+    possible = [each for each in plan.measures if each.in_shards or not problem.shards.divided]
+    evidence = _evidence(problem, plan, possible)
     reporter.expect(functools.partial(expected_passes, evidence))
     problem.work.on_change.append(reporter.update)
     values: dict[str, Value] = {}
