@@ -87,6 +87,28 @@ def test_passes_in_vain_are_few_and_teach_how_the_training_set_differs():
     assert SPARE_PASSES - 1 <= looked <= SPARE_PASSES
 
 
+@pytest.mark.parametrize(
+    "loss", [lambda t: math.exp(-t / 3), lambda t: 1 / (1 + t) ** 3, lambda t: 2 * math.exp(-((t / 6) ** 2))]
+)
+def test_levels_are_noticed_in_time_though_batches_have_five_times_the_loss(loss):
+    """A network that learns by heart; what a few samples say of the loss after `t` epochs is off by a tenth, up or down."""
+    eye = watch(1, 0.3, 0.1, 0.03, 0.01, 1e-3, samples=60_000, batch_size=256)
+    noticed, looks = {}, 0
+    while eye.levels and eye.steps < 40 * eye.steps_per_epoch:
+        now = loss(eye.steps / eye.steps_per_epoch)
+        eye.suspects(5 * now)
+        if eye.wants_a_look():
+            looks += 1
+            if eye.looked(now * (1.1 if looks % 2 else 0.9)):
+                marks = eye.passed(now)
+                noticed |= {mark.level: now for mark in marks}
+                if not marks:
+                    eye.missed()
+    assert len(noticed) == 6
+    assert all(0.6 * level < now <= level for level, now in noticed.items()), noticed
+    assert 0.3 * looks * 2000 < 0.07 * eye.steps * 256  # a forward pass through layers of 512 costs 0.3 of a step
+
+
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 

@@ -27,8 +27,8 @@ def config(epochs: int, at_loss: tuple[float, ...] = (), **training: Any) -> Cel
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six hundred samples count as many."""
-    for name, value in (("FEW", 100), ("HARDEST", 20), ("PROBED", 30)):
+    """Six hundred samples count as many, and the same shares of them as of 60,000 are looked at."""
+    for name, value in (("FEW", 100), ("HARDEST", 10), ("PROBED", 10)):
         monkeypatch.setattr(evaluation, name, value)
 
 
@@ -104,8 +104,29 @@ def test_few_samples_bound_the_loss_of_all() -> None:
         at_least, at_most = eye.bounds(model)
         assert 0 < at_least <= loss
         assert accuracy <= at_most < 1
-        assert 0 < eye.likely_at_least(model) < 1.5 * loss
-    assert eye.samples == SAMPLES + 5 * (20 + 30)
+    assert eye.samples == SAMPLES + 5 * 10
+
+
+@pytest.mark.usefixtures("many")
+def test_few_samples_say_about_what_loss_all_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ninety samples, a third of them the hardest of a pass twenty steps ago, against all six hundred."""
+    monkeypatch.setattr(evaluation, "HARDEST", 30)
+    monkeypatch.setattr(evaluation, "PROBED", 60)
+    samples = load_samples(config(1).data)
+    model, x, y = build(config(1), samples.train), samples.train.x, samples.train.y
+    optimizer, eye, ratios = torch.optim.Adam(model.parameters(), 3e-3), Evaluation(x, y), []
+    for step in range(800):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[step % 10 :: 10]), y[step % 10 :: 10]).backward()
+        optimizer.step()
+        if step % 80 == 0:
+            assert eye.whole(model) == evaluate(model, x, y)
+            assert eye.about(model) == pytest.approx(evaluate(model, x, y)[0], rel=1e-5)
+        if step % 80 == 20:
+            ratios.append(eye.about(model) / evaluate(model, x, y)[0])
+    assert evaluate(model, x, y)[0] < 0.05
+    assert max(abs(ratio - 1) for ratio in ratios) < 0.25, ratios
+    assert eye.samples == 10 * (SAMPLES + 2 * 90)
 
 
 def test_few_data_are_looked_at_whenever_a_study_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,7 @@ FORWARD, SHARE = 0.6, 0.04
 # With fewer training samples every evaluation is made: it takes no time worth saving.
 FEW = 10_000
 # Samples that bound the loss from below, and samples, spread over all, that say how large it is about.
-HARDEST, PROBED = 1000, 2000
-# Standard errors that a probe must lie above a level to speak against a pass.
-CAUTION = 2.0
+HARDEST, PROBED = 1000, 1000
 # Sums of the same losses in another order differ by less.
 ROUNDING = 1e-4
 
@@ -38,7 +36,7 @@ class Evaluation:
         self.x, self.y = x, y
         self.samples = 0
         self._hardest: Tensor | None = None
-        self._spread = torch.arange(0, len(x), max(1, len(x) // PROBED))[:PROBED]
+        self._spread, self._correction = spread_over(torch.arange(len(x), device=x.device)), 1.0
 
     @property
     def many(self) -> bool:
@@ -50,7 +48,7 @@ class Evaluation:
         losses, right = each_loss(model, self.x, self.y)
         self.samples += len(self.x)
         if self.many:
-            self._hardest = torch.topk(losses, HARDEST).indices
+            self._remember(losses)
         return mean_of(losses), right / len(self.x)
 
     def other(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
@@ -66,22 +64,39 @@ class Evaluation:
         """A loss that the network has at least and an accuracy that it has at most, by the samples that were hardest."""
         if self._hardest is None:
             return 0.0, 1.0
-        losses, right = each_loss(model, self.x[self._hardest], self.y[self._hardest])
+        losses, right = each_loss(model, *self._at(self._hardest))
         self.samples += HARDEST
         count = len(self.x)
         return (1 - ROUNDING) * float(losses.sum(dtype=torch.float64)) / count, (count - HARDEST + right) / count
 
-    def likely_at_least(self, model: nn.Module) -> float:
-        """The loss that the network very likely has at least, by samples spread over all of them."""
-        losses, _ = each_loss(model, self.x[self._spread], self.y[self._spread])
-        self.samples += len(losses)
-        error = float(losses.std()) / math.sqrt(len(losses))
-        return mean_of(losses) - CAUTION * error
+    def about(self, model: nn.Module) -> float:
+        """The loss of all samples, about: those that were hardest, and samples spread over the others.
 
-    @property
-    def probe_cost(self) -> float:
-        """The cost of `likely_at_least`, in whole passes."""
-        return len(self._spread) / len(self.x)
+        The spread samples had another loss than all others when all were last looked at; by as much this is corrected.
+        """
+        hardest = self._spread[:0] if self._hardest is None else self._hardest
+        losses, _ = each_loss(model, *self._at(torch.cat([hardest, self._spread])))
+        self.samples += len(losses)
+        hard, others = losses[: len(hardest)].sum(dtype=torch.float64), mean_of(losses[len(hardest) :])
+        return (float(hard) + self._correction * others * (len(self.x) - len(hardest))) / len(self.x)
+
+    def _at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.x[positions], self.y[positions]
+
+    def _remember(self, losses: Tensor) -> None:
+        """Which samples are hardest, samples spread over the others, and how their loss differs from that of all others."""
+        self._hardest = torch.topk(losses, HARDEST).indices
+        is_other = torch.ones(len(losses), dtype=torch.bool, device=losses.device)
+        is_other[self._hardest] = False
+        others = is_other.nonzero().flatten()
+        self._spread = spread_over(others)
+        seen = mean_of(losses[self._spread])
+        self._correction = mean_of(losses[others]) / seen if seen > 0 else 1.0
+
+
+def spread_over(positions: Tensor) -> Tensor:
+    """About as many of these positions as are probed, at equal distances."""
+    return positions[:: max(1, len(positions) // PROBED)][:PROBED]
 
 
 @torch.no_grad()

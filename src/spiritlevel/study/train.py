@@ -212,16 +212,13 @@ class _Run:
 
     def took_step(self, batch_loss: float) -> None:
         """Notice that a step was made on a batch that had this loss before it."""
-        if not self.watch.suspects(batch_loss):
-            return
-        self.model.eval()
-        at_least = self.evaluation.likely_at_least(self.model) if self.evaluation.many else 0.0
-        if at_least > self.watch.levels[0]:
-            self.watch.learn(at_least)
-            self.watch.missed(self.evaluation.probe_cost)
-        elif not self.look()[0]:
-            self.watch.missed()
-        self.model.train()
+        suspected = self.watch.suspects(batch_loss)
+        if self.watch.wants_a_look() if self.evaluation.many else suspected:
+            self.model.eval()
+            likely = not self.evaluation.many or self.watch.looked(self.evaluation.about(self.model))
+            if likely and not self.look()[0]:
+                self.watch.missed()
+            self.model.train()
 
     def look(self, epoch: int | None = None) -> tuple[list[Mark], tuple[float, float]]:
         """Evaluate the network as it is, and keep its weights if it has come to a mark; `epoch` if one has just ended."""
@@ -242,7 +239,7 @@ class _Run:
         """Whether to evaluate the network after an epoch: if that is cheap or affordable, or if it may decide something."""
         always = epoch == self.training.epochs or epoch in self.watch.epochs or not self.evaluation.many
         trained = self.watch.steps * self.training.batch_size
-        if always or self.evaluation.affords(trained, len(self.test.x)) or self.watch.may_be_crossed:
+        if always or self.evaluation.affords(trained, len(self.test.x)):
             return True
         diverging, stop = not math.isfinite(self.watch.mean), self.training.stop
         if diverging or stop is None:
