@@ -28,6 +28,8 @@ FEWEST_HEAVY, MOST_HEAVY = 48, 128
 # Operations with a kink at zero, and how near to it counts as on either side, in units of rounding of the layer's values.
 KINKED = frozenset(["relu", "relu6", "leaky_relu", "rrelu", "prelu", "abs"])
 NEAR = 16
+# Norms between this and its inverse are right in the precision of their tensor.
+SMALLEST = 1e-12
 # Entries are divided at the median of about so many of them.
 FEW_FOR_MIDDLE = 10_000
 # At most this many sizes of columns are kept: 80 MB in single precision.
@@ -218,8 +220,11 @@ def _add_gradient(
 
 def _lengths(tensor: Tensor, samples: int) -> Tensor:
     """The norm of every sample's part of a tensor, which comes first in it."""
-    found: Tensor = torch.linalg.vector_norm(tensor.reshape(samples, -1), dim=1, dtype=torch.float64)
-    return found
+    parts = tensor.reshape(samples, -1)
+    found: Tensor = torch.linalg.vector_norm(parts, dim=1)
+    if not SMALLEST < float(found.max()) < 1 / SMALLEST:  # squares overflow, or those that matter vanish
+        found = torch.linalg.vector_norm(parts, dim=1, dtype=torch.float64)
+    return found.double()
 
 
 def _curving(problem: Checked, felt: Mapping[str, Tensor], masses: Tensor) -> Tensor:
@@ -322,8 +327,10 @@ class _Surveyor(Tracer):
         if not values.dim() or len(values) != self._samples or not values.numel():
             return
         sizes = values.abs()
-        near = (sizes <= self._close * sizes.mean()) & (sizes > 0)  # zero is zero in every precision
-        self.near |= near.flatten(1).any(1) if near.dim() > 1 else near
+        near = sizes <= self._close * sizes.mean()
+        if bool(near.any()):
+            near &= sizes > 0  # zero is zero in every precision
+            self.near |= near.flatten(1).any(1) if near.dim() > 1 else near
 
 
 def _weighed(problem: Checked, outputs: Any, chunk: Batch) -> tuple[float, Tensor]:
