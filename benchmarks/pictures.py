@@ -15,7 +15,7 @@ from matplotlib.markers import CARETUPBASE
 
 from benchmarks.peers import LIBRARIES
 from benchmarks.tables import NAMES, Record, Results, at_accuracy, in_full, read_results
-from benchmarks.tasks import TASKS
+from benchmarks.tasks import GROWING, TASKS
 from benchmarks.worker import OURS
 from spiritlevel.saved import write_whole
 from spiritlevel.show.drawing import DASHES, MARKERS, series_colour, style
@@ -146,7 +146,7 @@ def _grow(axes: Axes, records: Sequence[Record], varied: str) -> list[float]:
     """Draw a line for every subject and task; returns the places that have a point."""
     drawn: list[float] = []
     for s, subject in enumerate(dict.fromkeys(record["subject"] for record in records)):
-        for t, task in enumerate(dict.fromkeys(record["task"] for record in records)):
+        for t, task in enumerate(GROWING):
             mine = [
                 record
                 for record in records

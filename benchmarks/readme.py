@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.tables import Results, asked, contest, described, earlier, in_full, losses, memory, read_results
+from benchmarks.tables import (
+    Results,
+    asked,
+    by_samples,
+    contest,
+    described,
+    earlier,
+    in_full,
+    losses,
+    memory,
+    read_results,
+)
 from benchmarks.targets import targets
 from spiritlevel.saved import write_whole
 
@@ -26,6 +37,8 @@ def render(results: Results) -> str:
     parts = ["## Targets", "", *targets(results), ""]
     if along := losses(results):
         parts += ["## Cost and train loss", "", LOSSES, "", *along]
+    if results.growth is not None and (counts := by_samples(results.growth["growth"])):
+        parts += ["## Cost and number of samples", "", SAMPLES, "", *counts]
     parts += ["## Beside the others", "", COSTS, ""]
     for name in in_full(results):
         parts += [*contest(results, name), ""]
@@ -44,5 +57,9 @@ COSTS = (
 LOSSES = (
     "Our cost in gradients, and in brackets the best peer's at the accuracy asked (≈: extrapolated). One training, "
     "interrupted where its loss over all data first lay below 1, 0.1, 0.01 and 0.001."
+)
+SAMPLES = (
+    "Our cost in gradients over all N. Checks, the examination of layers and what is computed once more in double precision take "
+    "the same time whatever N is, and of more samples a smaller share holds the mass."
 )
 EARLIER = "Costs in gradients on the same weights, the two revisions in turns; the ratio is the median over the rounds."

@@ -19,7 +19,7 @@ from benchmarks.clock import median
 from benchmarks.peers import ASK, LIBRARIES
 from benchmarks.reference import read
 from benchmarks.subjects import RECIPES, Recipe, load, origin
-from benchmarks.tasks import TASKS
+from benchmarks.tasks import GROWING, GROWING_FITTED, TASKS
 from benchmarks.worker import OURS
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.saved import write_whole
@@ -94,15 +94,14 @@ CONTESTS = (
 )
 QUICK = Contest("tiny", EVERY, (), 1, 50, 20, 0.1)
 
-# Ours alone, to see how costs grow: (subject, what is varied, values).
+# Ours alone, to see how costs grow: (subject, what is varied, values, train loss; None for the recipe's own training).
 GROWTH = (
-    ("mlp", "samples", (500, 2000, 5000, 10000)),
-    ("conv", "samples", (500, 1000, 2000)),
-    ("mlp", "width", (0.25, 1.0, 4.0)),
-    ("mlp", "classes", (2, 10, 50, 300)),
+    ("mlp", "samples", (500, 2000, 5000, 20000, 60000), LEVELS[-1]),
+    ("conv", "samples", (500, 1000, 2000, 5000), LEVELS[-1]),
+    ("mlp", "width", (0.25, 1.0, 4.0), None),
+    ("mlp", "classes", (2, 10, 50, 300), None),
 )
 GROWTH_SAMPLES = 2000  # where something else is varied
-GROWTH_TASKS = ("sweep", "lambda_1e-4", "layer_lambda")
 # Peaks of memory: (subject, samples, train losses; None for the recipe's own training).
 MEMORY = (("mlp", (500, 10000), (None,)), ("conv", (500, 2000), (None, LEVELS[-1])))
 MEMORY_TASKS = ("sweep", "lambda_1e-4", "everything")
@@ -274,16 +273,18 @@ def prepared(settings: Settings, python: Path, recipe: Recipe, tasks: Sequence[s
 
 def _growth(settings: Settings, python: Path) -> list[dict[str, Any]]:
     found = []
-    for name, varied, values in GROWTH:
+    for name, varied, values, level in GROWTH:
         for value in values:
-            recipe = RECIPES[name].varied(varied, value)
+            recipe = RECIPES[name].varied(varied, value).at(level)
             if varied != "samples":
                 recipe = recipe.varied("samples", GROWTH_SAMPLES)
             subject, _ = prepared(settings, python, recipe, ())
             settings.say(f"growth: {name}, {varied} {value:g} (load {os.getloadavg()[0]:.1f})")
-            job = {"kind": "measure", "library": OURS, "tasks": GROWTH_TASKS, "seed": 0}
-            job |= {"subject": subject, "reference": None, "gradients": 1000, "seconds": 60, "unit_seconds": 0.3}
-            described = {"subject": name, "varied": varied, "value": value, "parameters": load(subject).parameters}
+            tasks = GROWING if level is None else GROWING_FITTED
+            job = {"kind": "measure", "library": OURS, "tasks": tasks, "seed": 0}
+            job |= {"subject": subject, "reference": None, "gradients": 1000, "seconds": 600, "unit_seconds": 0.3}
+            described = {"subject": name, "varied": varied, "value": value, "level": level}
+            described |= {"parameters": load(subject).parameters}
             records = _merged(_worker(python, job))
             found += [
                 {**described, **{key: record.get(key) for key in ("task", "status", "cost")}} for record in records

@@ -196,6 +196,25 @@ def earlier(records: Sequence[Record]) -> list[str]:
     return table(["revision", "network", "task", "before", "now", "ratio"], rows)
 
 
+def by_samples(records: Sequence[Record]) -> list[str]:
+    """Our costs of every network that was trained to a loss, against the number of samples."""
+    lines: list[str] = []
+    fitted = [record for record in records if record.get("level") and record["varied"] == "samples"]
+    for name in dict.fromkeys(record["subject"] for record in fitted):
+        mine = {(record["task"], record["value"]): record["cost"] for record in fitted if record["subject"] == name}
+        counts = sorted({count for _, count in mine})
+        rows = [
+            [
+                TASKS[task].title,
+                *("–" if (cost := mine.get((task, count))) is None else digits(cost) for count in counts),
+            ]
+            for task in dict.fromkeys(task for task, _ in mine)
+        ]
+        columns = ["task", *(f"N = {count:,}" for count in counts)]
+        lines += [f"### {NAMES.get(name, name)}, train loss {fitted[0]['level']:g}", "", *table(columns, rows), ""]
+    return lines
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 

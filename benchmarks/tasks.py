@@ -52,6 +52,10 @@ TASKS = {
     )
 }
 
+# What is followed as problems grow, and what more where a network was trained to a loss.
+GROWING = ("sweep", "lambda_1e-4", "layer_lambda")
+GROWING_FITTED = (*GROWING, "operators", "everything")
+
 
 @dataclass(frozen=True)
 class Answer:

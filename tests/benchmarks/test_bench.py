@@ -186,6 +186,31 @@ def test_targets_of_memory(results):
     assert "at train loss 0.001" in lines[0]
 
 
+def test_costs_against_the_number_of_samples(results):
+    record = {
+        "subject": "mlp",
+        "varied": "samples",
+        "level": 0.001,
+        "parameters": 9,
+        "status": "measured",
+        "task": "sweep",
+    }
+    records = [
+        {**record, "value": 500, "cost": 8.0},
+        {**record, "value": 60000, "cost": 2.5},
+        {**record, "varied": "width"},
+    ]
+    content = {
+        "environment": {"threads": 1},
+        "growth": [*records, {**record, "value": 70, "level": None}],
+        "memory": [],
+    }
+    (results / "results" / "growth.json").write_text(json.dumps(content), encoding="utf-8")
+    text = write_readme(results).read_text(encoding="utf-8")
+    assert "### 784-300-100-10, train loss 0.001\n\n| task | N = 500 | N = 60,000 |" in text
+    assert "normalized sharpness | 8 | 2.5 |" in text
+
+
 def test_costs_against_the_train_loss(results):
     text = write_readme(results).read_text(encoding="utf-8")
     assert "| task | loss 0.9 | loss 0.0009 |" in text
