@@ -281,7 +281,7 @@ def _growth(settings: Settings, python: Path) -> list[dict[str, Any]]:
             subject, _ = prepared(settings, python, recipe, ())
             settings.say(f"growth: {name}, {varied} {value:g} (load {os.getloadavg()[0]:.1f})")
             tasks = GROWING if level is None else GROWING_FITTED
-            job = {"kind": "measure", "library": OURS, "tasks": tasks, "seed": 0}
+            job: dict[str, Any] = {"kind": "measure", "library": OURS, "tasks": tasks, "seed": 0}
             job |= {"subject": subject, "reference": None, "gradients": 1000, "seconds": 600, "unit_seconds": 0.3}
             described = {"subject": name, "varied": varied, "value": value, "level": level}
             described |= {"parameters": load(subject).parameters}
