@@ -162,7 +162,7 @@ def test_your_own_model_data_and_loss(run, tmp_path, monkeypatch) -> None:
         (["--measures", "epsilon_sharpness:5e-4"], "options of a measure are written name:option=value, got 'epsilon_sharpness:5e-4'"),
         (["--measures", "keskar_subspace_sharpness:dimension=2.5"], "keskar_subspace_sharpness: dimension must be a whole number of at least 1, got 2.5"),
         (["--measures", "rho_sum:epsilon=1"], "rho_sum has no option 'epsilon'; its options are: none"),
-        (["--loss", "cross-entropy"], "unknown loss 'cross-entropy'; did you mean 'cross_entropy'?; known: cross_entropy, mse, normalized_cross_entropy, package.module:function"),
+        (["--loss", "cross-entropy"], "unknown loss 'cross-entropy'; did you mean 'cross_entropy'? Known: cross_entropy, mse, normalized_cross_entropy, package.module:function"),
         (["--dtype", "float16"], "--dtype must be float32 or float64, got 'float16'"),
         (["--split", "valid"], "--split must be train or test, got 'valid'"),
         (["--tolerance", "-1"], "tolerance must be a number between 0 and 1, got -1.0"),

@@ -238,9 +238,10 @@ def test_what_can_be_read_only_once():
 
 def test_what_is_no_data_at_all():
     refuses(None, "data must be a pair of tensors (x, y), a DataLoader or a re-iterable of batches, got NoneType")
-    refuses(["text"], "a batch must be a pair (inputs, targets) or a dict, got str of length 4")
+    other = "; for batches of any other kind pass a loss of the form (model, batch) -> (mean loss, count), see spiritlevel.batch_loss"
+    refuses(["text"], f"a batch must be a pair (inputs, targets) or a dict, got str of length 4{other}")
     for source, kind in ((X, "Tensor"), ([(X,)], "tuple of length 1")):
-        with refused(f"a batch must be a pair (inputs, targets) or a dict, got {kind}"):
+        with refused(f"a batch must be a pair (inputs, targets) or a dict, got {kind}{other}"):
             sl.measure(torch.nn.Linear(2, 3), source)
 
 

@@ -190,10 +190,14 @@ def test_dict_batches_need_a_loss_of_their_own():
     ):
         sl.measure(network(), [{"x": X, "y": Y}])
     with refused(
-        "a loss of the form (model, batch) must return (mean loss, count), got Tensor: return for example `out.loss, "
-        "len(batch['input_ids'])`"
+        "a loss of the form (model, batch) must return (mean loss, count), got Tensor: return for example `loss, "
+        "len(batch['x'])`"
     ):
         sl.measure(network(), [{"x": X}], lambda model, batch: model(batch["x"]).mean())
+    for batch, count in (((X,), "len(batch[0])"), (X, "len(batch)")):
+        said = "a loss of the form (model, batch) must return (mean loss, count), got Tensor: return for example"
+        with refused(f"{said} `loss, {count}`"):
+            sl.measure(network(), [batch], sl.batch_loss(lambda model, batch: model(batch[0]).mean()))
 
 
 def test_inputs_in_another_precision_than_the_model():

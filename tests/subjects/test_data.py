@@ -104,7 +104,7 @@ def test_standardized_shifts_and_scales_each_channel():
 @pytest.mark.parametrize(
     ("spec", "match"),
     [
-        ("digit", "unknown data set 'digit'; did you mean 'digits'\\?; known: digits, mnist:FOLDER"),
+        ("digit", "unknown data set 'digit'; did you mean 'digits'\\? Known: digits, mnist:FOLDER"),
         ("mnst:/some/where", "unknown data set 'mnst:/some/where'; did you mean 'mnist'"),
         ("mnst:folder", "no module named 'mnst', needed for 'mnst:folder'.*did you mean 'mnist'"),
         ("mnist", "data set 'mnist' must be written 'mnist:FOLDER', got 'mnist'"),

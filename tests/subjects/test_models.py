@@ -292,7 +292,7 @@ def test_a_factory_that_does_not_fit_is_refused(name, options, match):
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("lenet-5", {}, "unknown model 'lenet-5'; did you mean 'lenet5'\\?; known: convnet, rangamani-fc"),
+        ("lenet-5", {}, "unknown model 'lenet-5'; did you mean 'lenet5'\\? Known: convnet, rangamani-fc"),
         ("resnet21", {}, r"a CIFAR ResNet has 6n \+ 2 layers .* got resnet21"),
         ("resnet2", {}, r"a CIFAR ResNet has 6n \+ 2 layers"),
         ("wrn-17-4", {}, r"a wide ResNet has 6n \+ 4 layers .* got wrn-17-4"),
@@ -305,7 +305,7 @@ def test_a_factory_that_does_not_fit_is_refused(name, options, match):
         (
             "lenet",
             {"init": "xavier"},
-            "unknown init 'xavier'; did you mean 'xavier_normal'\\?; known: default, xavier_normal",
+            "unknown init 'xavier'; did you mean 'xavier_normal'\\? Known: default, xavier_normal",
         ),
         ("lenet", {"width": 0}, "width must be a positive factor, such as 0.5, got 0"),
         ("lenet", {"width": math.nan}, "width must be a positive factor"),

@@ -234,7 +234,7 @@ def read_loss(name: str) -> Any:
     if ":" not in name:
         known = ", ".join(BUILT_IN)
         raise SpiritLevelError(
-            f"unknown loss {name!r}{suggest(name, BUILT_IN)}; known: {known}, package.module:function"
+            f"unknown loss {name!r}{suggest(name, BUILT_IN) or '.'} Known: {known}, package.module:function"
         )
     return import_factory(name, BUILT_IN)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from spiritlevel.curvature.ascent import maximize
 from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.taps import SampleAxis
-from spiritlevel.errors import SpiritLevelError
+from spiritlevel.errors import SpiritLevelError, suggest
 from spiritlevel.guarantees.injection import Injection, NoFeaturesError
 from spiritlevel.guarantees.mixing import MOST_FEATURES, RANDOM, Mixing, SpectralBall, given, norm
 from spiritlevel.measuring.evidence import Evidence
@@ -390,8 +389,7 @@ def _named(layer: str, layers: Any) -> str:
     for name in (layer, f"{layer}.weight"):
         if name in layers:
             return name
-    near = difflib.get_close_matches(layer, layers, n=1, cutoff=0.3)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    hint = suggest(layer, layers) or "."
     known = ", ".join(list(layers)[:8]) + (", …" if len(layers) > 8 else "")
     raise SpiritLevelError(f"the network has no layer {layer!r}{hint} Its layers: {known or 'none'}")
 

@@ -43,10 +43,12 @@ def with_sampling_error(whole: Report, parts: Sequence[Report], planned: int, sh
     """The report on the subset with the sampling error in every bar."""
     samples = whole.problem["samples"]
     if len(parts) < planned:
-        note = f"interrupted: measured on {samples} of {of} samples, and the error of that choice is not in the bars"
+        note = (
+            f"interrupted: measured on {samples:,} of {of:,} samples, and the error of that choice is not in the bars"
+        )
         return replace(whole, notes=(note, *whole.notes), interrupted=True)
     values = {name: _widened(value, [part[name] for part in parts], share) for name, value in whole.values.items()}
-    note = f"measured on {samples} of {of} samples, chosen at random; the bars hold the error of that choice"
+    note = f"measured on {samples:,} of {of:,} samples, chosen at random; the bars hold the error of that choice"
     cost = _together([whole.cost, *(part.cost for part in parts)])
     return replace(whole, values=values, cost=cost, notes=(note, *whole.notes))
 

@@ -294,7 +294,10 @@ def _as_batch(entry: Any) -> Batch:
 def not_a_pair(entry: Any) -> str:
     """The message for a batch in which inputs and targets cannot be distinguished."""
     length = f" of length {len(entry)}" if isinstance(entry, Sequence) else ""
-    return f"a batch must be a pair (inputs, targets) or a dict, got {type(entry).__name__}{length}"
+    return (
+        f"a batch must be a pair (inputs, targets) or a dict, got {type(entry).__name__}{length}; for batches of any other kind "
+        "pass a loss of the form (model, batch) -> (mean loss, count), see spiritlevel.batch_loss"
+    )
 
 
 def _of_dict(entry: dict[str, Any]) -> Batch:

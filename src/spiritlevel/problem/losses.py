@@ -7,7 +7,6 @@ columns s_k are what is pulled back through the network.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from spiritlevel.errors import SpiritLevelError
+from spiritlevel.errors import SpiritLevelError, suggest
 from spiritlevel.network.accurate import cross_entropy, log_softmax
 from spiritlevel.network.rewrites import PlainDerivatives
 from spiritlevel.problem.factors import BlockFactor, OutputFactor, SoftmaxFactor
@@ -89,9 +88,9 @@ def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
         return loss
     if isinstance(loss, str):
         if loss not in BUILT_IN:
-            near = difflib.get_close_matches(loss, BUILT_IN, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise SpiritLevelError(f"unknown loss {loss!r}{hint} Known: {', '.join(BUILT_IN)}, or pass a callable.")
+            raise SpiritLevelError(
+                f"unknown loss {loss!r}{suggest(loss, BUILT_IN) or '.'} Known: {', '.join(BUILT_IN)}, or pass a callable."
+            )
         return BUILT_IN[loss]
     if not callable(loss):
         raise SpiritLevelError(f"loss must be a name or a callable, got {type(loss).__name__}")

@@ -49,7 +49,7 @@ def read_text(name_or_file: str) -> tuple[str, str]:
     known = list_studies()
     if name_or_file not in known:
         raise SpiritLevelError(
-            f"no built-in study {name_or_file!r}{suggest(name_or_file, known)}; built in: {', '.join(known)}. "
+            f"no built-in study {name_or_file!r}{suggest(name_or_file, known) or '.'} Built in: {', '.join(known)}. "
             "A file of your own must end in .toml"
         )
     return (_built_in() / f"{name_or_file}.toml").read_text(encoding="utf-8"), f"{name_or_file}.toml"
@@ -280,7 +280,7 @@ def _explained(error: Any, model: type[BaseModel], path: Key) -> str:
     kind, given = error["type"], error.get("input")
     if kind == "extra_forbidden":
         known = _fields_at(model, path[:-1])
-        return f"unknown key{suggest(path[-1], known)}; known here: {', '.join(known)}"
+        return f"unknown key{suggest(path[-1], known) or '.'} Known here: {', '.join(known)}"
     if kind == "missing":
         return "is missing; add it"
     said = str(error["msg"]).removeprefix("Value error, ")

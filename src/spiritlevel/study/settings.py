@@ -96,7 +96,7 @@ class ModelSection(Section):
     def _known_initialization(cls, value: str) -> str:
         known = list_initializations()
         if value not in known:
-            raise ValueError(f"unknown initialization{suggest(value, known)}; known: {', '.join(known)}")
+            raise ValueError(f"unknown initialization{suggest(value, known) or '.'} Known: {', '.join(known)}")
         return value
 
 
@@ -159,7 +159,7 @@ class Under(Section):
     def _known_loss(cls, value: str) -> str:
         if value not in BUILT_IN and ":" not in value:
             known = ", ".join(BUILT_IN)
-            raise ValueError(f"unknown loss{suggest(value, BUILT_IN)}; known: {known}, package.module:function")
+            raise ValueError(f"unknown loss{suggest(value, BUILT_IN) or '.'} Known: {known}, package.module:function")
         return value
 
     @field_validator("measures")

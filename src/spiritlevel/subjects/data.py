@@ -126,7 +126,7 @@ def _load_raw(spec: str, split: Split) -> Raw:
         return _load_npz(Path(spec), split)
     if _FACTORY.fullmatch(spec):
         return _load_factory(spec, split)
-    raise SpiritLevelError(f"unknown data set {spec!r}{suggest(name, SOURCES)}; known: {', '.join(list_data())}")
+    raise SpiritLevelError(f"unknown data set {spec!r}{suggest(name, SOURCES) or '.'} Known: {', '.join(list_data())}")
 
 
 def _random_rows(available: int, count: int, seed: int) -> Tensor:

@@ -34,7 +34,7 @@ def make_engine(
 ) -> Engine:
     """The engine of this name; what it needs is imported only here. A task may take so many `minutes`."""
     if name not in ENGINES:
-        raise SpiritLevelError(f"unknown engine {name!r}{suggest(name, ENGINES)}; known: {', '.join(ENGINES)}")
+        raise SpiritLevelError(f"unknown engine {name!r}{suggest(name, ENGINES) or '.'} Known: {', '.join(ENGINES)}")
     given = {"address": address, "resources": resources, "runtime_env": runtime_env, "slurm": slurm}
     for setting, (owner, words, instead) in _SETTINGS.items():
         if given[setting] and name != owner:

@@ -51,7 +51,7 @@ def build_model(
     _check_numbers(shape, classes, width, seed)
     if init != "default" and init not in SCHEMES:
         known = list_initializations()
-        raise SpiritLevelError(f"unknown init {init!r}{suggest(init, known)}; known: {', '.join(known)}")
+        raise SpiritLevelError(f"unknown init {init!r}{suggest(init, known) or '.'} Known: {', '.join(known)}")
     with _seeded(seed):
         model = _build(name, shape, classes, width)
         initialize(model, init)
@@ -102,7 +102,7 @@ def _build(name: str, shape: Shape, classes: int, width: float) -> nn.Module:
         return _build_own(name, shape, classes, width)
     else:
         known = list_models()
-        raise SpiritLevelError(f"unknown model {name!r}{suggest(name, known)}; known: {', '.join(known)}")
+        raise SpiritLevelError(f"unknown model {name!r}{suggest(name, known) or '.'} Known: {', '.join(known)}")
     if model.images and (len(shape) != 3 or min(shape[1:]) < 4):
         raise SpiritLevelError(
             f"{name} needs images: an input shape (channels, height, width) of at least 4×4 pixels, got {shape}; "
