@@ -124,9 +124,10 @@ def _line_words(lines: Mapping[str, Line], drawn: Mapping[str, Tensor], quantity
         here = middle[int(steps.abs().argmin())]
         band = f", a band over {len(found)} directions" if len(found) > 1 else ""
         who = f"{plain_text(name)}: " if name else ""
+        first, last = (f"{float(step):g}".replace("-", "−") for step in (steps[0], steps[-1]))
         parts.append(
-            f"{who}{significant(here, 3)} nearest t = 0, {significant(middle[0], 3)} at t = {steps[0]:g} and "
-            f"{significant(middle[-1], 3)} at t = {steps[-1]:g}{band}."
+            f"{who}{significant(here, 3)} nearest t = 0, {significant(middle[0], 3)} at t = {first} and "
+            f"{significant(middle[-1], 3)} at t = {last}{band}."
         )
     return " ".join(parts)
 
