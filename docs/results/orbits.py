@@ -52,13 +52,26 @@ def table(told: Told) -> str:
     return "\n".join(lines)
 
 
+def sure(told: Told, rescaled: bool) -> list[str]:
+    """The measures whose interval does not hold zero."""
+    rows = {name: told.found.row(name, told.study.gap, rescaled) for name in told.study.quantities(layers=False)}
+    known = {name: row.kendall for name, row in rows.items() if row is not None and row.kendall.known}
+    return [f"`{name}`" for name, found in known.items() if found.low * found.high > 0]
+
+
+def verdict(told: Told) -> str:
+    """What the table says in words."""
+    before, after = (", ".join(sure(told, rescaled)) or "none" for rescaled in (False, True))
+    return f"Measures whose interval leaves zero out: before the move {before}, after it {after}."
+
+
 def section(told: Told) -> str:
     count = len(told.study.measured)
     if count < FEWEST:
         return f"{count} of {len(told.study.cells)} networks are measured: too few for correlations."
     head = f"{count} of {len(told.study.cells)} networks, Kendall's τ with the gap of the loss, intervals of 95 % in brackets."
     files = f"[results.csv](results/{told.folder.name}/results.csv)"
-    return f"{head}\n\n{table(told)}\n\nEvery network is in {files}."
+    return f"{head}\n\n{table(told)}\n\n{verdict(told)} Every network is in {files}."
 
 
 def write(results: Path = HERE, page: Path = PAGE, draws: int = RESAMPLES) -> None:
