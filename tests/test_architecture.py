@@ -320,7 +320,7 @@ def test_every_public_name_has_an_example():
 
 def alone(code: str) -> str:
     """What the code prints in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -28,7 +28,7 @@ def run(scenes: list[str], place: Path) -> tuple[dict[str, list[dict]], list[int
         subprocess.Popen([sys.executable, str(WORKER), ",".join(scenes), str(rank), "2", str(place)], env=environment)
         for rank in range(2)
     ]
-    codes = [process.wait(timeout=120) for process in processes]
+    codes = [process.wait(timeout=600) for process in processes]
     files = {scene: [place / f"{scene}.{rank}" for rank in range(2)] for scene in scenes}
     return {
         scene: [json.loads(file.read_text()) if file.exists() else {} for file in found]
@@ -129,7 +129,7 @@ def two_processes(commands: dict[str, list[str]], folder: Path) -> dict[str, lis
         )
         for rank in range(2)
     ]
-    assert [process.wait(timeout=180) for process in processes] == [0, 0]
+    assert [process.wait(timeout=600) for process in processes] == [0, 0]
     return {name: [(folder / f"{name}.{rank}").read_text() for rank in range(2)] for name in commands}
 
 

@@ -44,7 +44,7 @@ def seen(tmp_path_factory) -> list[dict]:
         for rank in range(2)
     ]
     try:
-        assert [process.wait(timeout=300) for process in processes] == [0, 0]
+        assert [process.wait(timeout=600) for process in processes] == [0, 0]
     finally:  # none is left behind, to be blamed on another test
         for process in processes:
             process.kill()

@@ -322,7 +322,6 @@ def test_axe_finds_nothing(browser: Any, tmp_path: Path, kind: str, width: int, 
     """On small studies: axe compares every element with those behind it, and a study's tables have thousands."""
     folder = fabricate(tmp_path, kind, cells=12, measures=MEASURES[:2], unfinished=kind != "dinh-attack", failed=0)
     visit(browser, write_study_report(folder).as_uri(), width, scheme)
-    browser.set_script_timeout(120)
     browser.execute_script("document.querySelectorAll('details').forEach(details => { details.open = true })")
     browser.execute_script((resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8"))
     found = browser.execute_async_script("axe.run(document).then(arguments[arguments.length - 1])")
