@@ -74,19 +74,33 @@ def expected(
     model: nn.Module, loss: Callable[..., Tensor], x: object, y: Tensor, layers: Mapping[str, Matrix]
 ) -> Expected:
     """Every measure of the table that needs no search."""
-    parameters, theta = trainable(model), flat(model).double()
-    H = dense(model, loss, x, y).double()
-    result = Expected(H, float(flat_loss(model, loss, x, y)(flat(model))))
+    result = Expected(dense(model, loss, x, y).double(), float(flat_loss(model, loss, x, y)(flat(model))))
+    _fisher(result, model, loss, x, y)
+    _from_hessian(result, model, layers)
+    return result
+
+
+def with_hessian(model: nn.Module, H: Tensor, layers: Mapping[str, Matrix]) -> Expected:
+    """Every measure that a Hessian and the weights determine; of other data than a loss was computed on, say."""
+    result = Expected(H, float("nan"))
+    _from_hessian(result, model, layers)
+    return result
+
+
+def _places(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
     ends = np.cumsum([p.numel() for p in parameters.values()])
-    places = {name: slice(int(e) - p.numel(), int(e)) for e, (name, p) in zip(ends, parameters.items(), strict=True)}
+    return {name: slice(int(e) - p.numel(), int(e)) for e, (name, p) in zip(ends, parameters.items(), strict=True)}
+
+
+def _from_hessian(result: Expected, model: nn.Module, layers: Mapping[str, Matrix]) -> None:
+    parameters, theta, H = trainable(model), flat(model).double(), result.hessian
+    places = _places(parameters)
     _whole_network(result, H, theta, places)
-    _fisher(result, model, loss, x, y, theta, places)
     for name, matrix in layers.items():
         h = H[places[name], places[name]]
         w = theta[places[name]]
         _layer(result, name, h.numpy(), w.numpy(), *matrix.indices(tuple(parameters[name].shape)))
     _collect(result)
-    return result
 
 
 def _whole_network(result: Expected, H: Tensor, theta: Tensor, places: Mapping[str, slice]) -> None:
@@ -100,15 +114,8 @@ def _whole_network(result: Expected, H: Tensor, theta: Tensor, places: Mapping[s
     result.values["riemannian_nodewise_spectral_norm"] = float(torch.linalg.eigvalsh(nodewise).max())
 
 
-def _fisher(
-    result: Expected,
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    x: object,
-    y: Tensor,
-    theta: Tensor,
-    places: Mapping[str, slice],
-) -> None:
+def _fisher(result: Expected, model: nn.Module, loss: Callable[..., Tensor], x: object, y: Tensor) -> None:
+    theta, places = flat(model).double(), _places(trainable(model))
     squares = torch.zeros_like(theta)
     for n in range(len(y)):
         part = tuple(each[n : n + 1] for each in x) if isinstance(x, tuple) else x[n : n + 1]

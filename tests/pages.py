@@ -62,7 +62,8 @@ def started_browser() -> Iterator[Any]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
-    driver.set_page_load_timeout(30)
+    driver.set_page_load_timeout(300)
+    driver.set_script_timeout(300)
     yield driver
     driver.quit()
 

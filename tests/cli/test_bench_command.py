@@ -15,7 +15,7 @@ def test_an_installed_package_says_that_the_benchmark_needs_a_clone(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); from spiritlevel.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "bench", "--quick"],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     said = " ".join(done.stderr.split())
     assert done.returncode == 2, said

@@ -236,23 +236,6 @@ def test_an_unexpected_error_is_named_and_leaves_with_1(run, tmp_path, monkeypat
 # --- demo and module -----------------------------------------------------------------------------------------------
 
 
-def test_demo_ends_with_the_path_of_the_page(run, tmp_path, monkeypatch) -> None:
-    pytest.importorskip("sklearn")
-    small = showcase.Settings(target=2.0, tolerance=1e-1, steps_along=0)
-    asked, full = [], showcase.run_demo
-    monkeypatch.setattr(showcase, "run_demo", lambda settings, listen: asked.append(settings) or full(small, listen))
-    monkeypatch.setattr(showcase, "write_demo", lambda demo, folder: folder / "report.html")
-    monkeypatch.setenv("COLUMNS", "60")
-    code, out, err = run("demo", "--out", tmp_path / "demo", "--seed", 4)
-    assert (code, err) == (0, "")
-    assert asked == [showcase.Settings(seed=4)]
-    *lines, last = out.splitlines()
-    assert last.endswith(str(tmp_path / "demo" / "report.html"))
-    assert max(map(len, lines)) <= 60
-    for name in ("small batch", "large batch", "twin"):
-        assert name in out
-
-
 def test_module_runs_as_a_program(capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["spiritlevel", "--version"])
     with pytest.raises(SystemExit) as left:

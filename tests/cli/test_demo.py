@@ -16,7 +16,10 @@ QUICK = Settings(target=0.3, tolerance=1e-4, steps_along=1)
 
 @pytest.fixture(scope="module")
 def found() -> Demo:
-    return showcase.run_demo(QUICK)
+    stages: list[str] = []
+    demo = showcase.run_demo(QUICK, lambda stage, _passes: stages.append(stage))
+    assert any(stage.startswith(f"training, {LARGE}: loss") for stage in stages)
+    return demo
 
 
 def test_both_networks_reach_the_same_loss_from_the_same_start(found: Demo) -> None:
@@ -95,6 +98,28 @@ def test_the_page_the_picture_and_the_weights_are_written(found: Demo, tmp_path)
         assert name in html
     assert len(html) < 2_000_000
     assert (page.parent / "picture.png").stat().st_size < 100_000
+
+
+def test_the_command_ends_with_the_path_of_the_page(found: Demo, run, tmp_path, monkeypatch) -> None:
+    asked = []
+
+    def shown(settings: Settings, listen: showcase.Listen) -> Demo:
+        asked.append(settings)
+        listen("training", 0)
+        listen("hessian_trace", 3)
+        return found
+
+    monkeypatch.setattr(showcase, "run_demo", shown)
+    monkeypatch.setattr(showcase, "write_demo", lambda demo, folder: folder / "report.html")
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, err = run("demo", "--out", tmp_path / "demo", "--seed", 4)
+    assert (code, err) == (0, "")
+    assert asked == [Settings(seed=4)]
+    *lines, last = out.splitlines()
+    assert last.endswith(str(tmp_path / "demo" / "report.html"))
+    assert max(map(len, lines)) <= 60
+    for name in (SMALL, LARGE, TWIN):
+        assert name in out
 
 
 def test_the_number_of_threads_comes_back() -> None:

@@ -29,7 +29,7 @@ def test_several_processes_give_the_numbers_of_one(processes, tmp_path, monkeypa
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     together = json.loads(done.stdout)["values"]  # printed once

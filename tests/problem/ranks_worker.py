@@ -1,10 +1,12 @@
-"""One process of a distributed measurement: `python ranks_worker.py SCENE RANK SIZE FILE` writes what it saw to FILE.RANK."""
+"""One process of a distributed measurement: `python ranks_worker.py SCENES RANK SIZE FOLDER` writes what it saw in each
+scene of the list, whose names commas divide, to FOLDER/SCENE.RANK."""
 
 import contextlib
 import json
 import os
 import sys
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,12 +27,12 @@ NAMES = [
 
 def subject() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3)).double()
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
     return model, (torch.randn(41, 6).double(), torch.randint(0, 3, (41,)))
 
 
 def smooth() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
 
 
 def numbers(report: sl.Report) -> dict[str, float]:
@@ -111,12 +113,10 @@ def refused(call: object) -> dict[str, str]:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    scene, rank, size, place = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    if size > 1:
-        dist.init_process_group("gloo", init_method=f"file://{place}.group", rank=rank, world_size=size)
-    result = globals()[scene]()
-    with open(f"{place}.{rank}", "w", encoding="utf-8") as stream:
-        json.dump(result, stream)
-    if size > 1 and scene != "dying":
+    scenes, rank, size, folder = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    dist.init_process_group("gloo", init_method=f"file://{folder / scenes[0]}.group", rank=rank, world_size=size)
+    for scene in scenes:
+        (folder / f"{scene}.{rank}").write_text(json.dumps(globals()[scene]()), encoding="utf-8")
+    if "dying" not in scenes:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

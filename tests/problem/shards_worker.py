@@ -29,8 +29,8 @@ NAMES += ["kappa_sum", "rho_sum", "rho_row_sum", "volume_flatness"]
 
 def subject() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    return model, (torch.randn(11, 5).double(), torch.randint(0, 3, (11,)))
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    return model, (torch.randn(11, 4).double(), torch.randint(0, 3, (11,)))
 
 
 def numbers(report: sl.Report) -> dict[str, list[float]]:
@@ -90,7 +90,7 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.head = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+        self.inner, self.head = nn.LSTM(4, 2, batch_first=True), nn.Linear(2, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.inner(x.unsqueeze(1))[0][:, -1])
@@ -110,8 +110,8 @@ def listed() -> dict[str, object]:
 def smallest() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     """One sample for all processes, and a bias of one entry, of which the last ones hold nothing."""
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).double(), (
-        torch.randn(1, 5).double(),
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double(), (
+        torch.randn(1, 4).double(),
         torch.randn(1, 1).double(),
     )
 

@@ -16,7 +16,7 @@ def seen(tmp_path_factory) -> dict:
     """What a process saw in which the device is registered; there is no way back from that."""
     place = tmp_path_factory.mktemp("device") / "seen.json"
     subprocess.run(
-        [sys.executable, str(WORKER), str(place)], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=300
+        [sys.executable, str(WORKER), str(place)], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=600
     )
     return json.loads(place.read_text())
 

@@ -1,5 +1,6 @@
 """Several processes give the numbers of one, and none is left waiting when another fails."""
 
+import contextlib
 import json
 import os
 import socket
@@ -14,37 +15,46 @@ from spiritlevel.problem.ranks import Ranks, current_ranks
 from spiritlevel.subjects.checkpoint import save_checkpoint
 from spiritlevel.subjects.networks import build_model
 
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks_worker import same
+
 WORKER = Path(__file__).with_name("ranks_worker.py")
 
 
-def run(scene: str, size: int, place: Path) -> tuple[list[dict], list[int]]:
-    """What each process wrote (empty where it wrote nothing), and the exit codes."""
+def run(scenes: list[str], place: Path) -> tuple[dict[str, list[dict]], list[int]]:
+    """What each of two processes wrote in each scene (empty where it wrote nothing), and the exit codes."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), scene, str(rank), str(size), str(place / scene)], env=environment
-        )
-        for rank in range(size)
+        subprocess.Popen([sys.executable, str(WORKER), ",".join(scenes), str(rank), "2", str(place)], env=environment)
+        for rank in range(2)
     ]
-    codes = [process.wait(timeout=120) for process in processes]
-    files = [Path(f"{place / scene}.{rank}") for rank in range(size)]
-    return [json.loads(file.read_text()) if file.exists() else {} for file in files], codes
+    codes = [process.wait(timeout=600) for process in processes]
+    files = {scene: [place / f"{scene}.{rank}" for rank in range(2)] for scene in scenes}
+    return {
+        scene: [json.loads(file.read_text()) if file.exists() else {} for file in found]
+        for scene, found in files.items()
+    }, codes
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory) -> dict[str, list[dict]]:
+    """Scene → what each process saw; one pair of processes for all scenes that it outlives."""
+    found, codes = run(["same", "differing", "failing"], tmp_path_factory.mktemp("ranks"))
+    assert codes == [0, 0]
+    return found
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one(tmp_path) -> None:
-    (tmp_path / "one").mkdir()
-    (alone,), _ = run("same", 1, tmp_path / "one")
-    both, codes = run("same", 2, tmp_path)
-    assert codes == [0, 0]
+def test_two_processes_give_the_numbers_of_one(seen) -> None:
+    both = seen["same"]
     assert both[0] == both[1]
-    for name, value in alone.items():
+    for name, value in same().items():
         assert both[0][name] == pytest.approx(value, rel=1e-10, abs=1e-14), name
 
 
 @pytest.mark.slow
-def test_a_failure_reaches_every_process(tmp_path) -> None:
-    (first, second), _ = run("failing", 2, tmp_path)
+def test_a_failure_reaches_every_process(seen) -> None:
+    first, second = seen["failing"]
     assert first["type"] == "ProcessFailed"
     assert "process 1: ValueError: the disk is on fire" in first["error"]
     assert second == {"type": "ValueError", "error": "the disk is on fire"}
@@ -52,15 +62,16 @@ def test_a_failure_reaches_every_process(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_others(tmp_path) -> None:
-    (first, _), codes = run("dying", 2, tmp_path)
+    found, codes = run(["dying"], tmp_path)
+    first, _ = found["dying"]
     assert codes[1] == 7
     assert first["type"] == "ProcessFailed"
     assert "another process of this measurement has ended" in first["error"]
 
 
 @pytest.mark.slow
-def test_processes_must_agree_on_model_and_data(tmp_path) -> None:
-    found, _ = run("differing", 2, tmp_path)
+def test_processes_must_agree_on_model_and_data(seen) -> None:
+    found = seen["differing"]
     for each in found:
         assert "differ in the model's weights" in each["error"]
         assert "differ in the data" in each["data"]
@@ -83,38 +94,57 @@ def weights(tmp_path) -> Path:
     return tmp_path / "net.safetensors"
 
 
-def two_processes(*arguments: object) -> list[str]:
-    """What each of two processes of a command prints on standard output."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+# Commands, one after the other: what each one prints goes into a file of its own.
+COMMANDS = """
+import contextlib, json, os, sys
+from spiritlevel import cli
+folder, rank = sys.argv[1], os.environ["RANK"]
+for name, arguments, port in json.loads(sys.argv[2]):
+    os.environ["MASTER_PORT"] = str(port)
+    with open(f"{folder}/{name}.{rank}", "w") as out, contextlib.redirect_stdout(out):
+        try:
+            cli.main(arguments)
+        except SystemExit as left:
+            assert not left.code, name
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def two_processes(commands: dict[str, list[str]], folder: Path) -> dict[str, list[str]]:
+    """What each of two processes, started as torchrun does it, prints on standard output by each command."""
+    listed = [
+        (name, words, port) for (name, words), port in zip(commands.items(), free_ports(len(commands)), strict=True)
+    ]
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "spiritlevel", *map(str, arguments)],
-            env={**shared, "RANK": str(rank), "MASTER_PORT": str(port)},
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", COMMANDS, str(folder), json.dumps(listed)], env={**shared, "RANK": str(rank)}
         )
         for rank in range(2)
     ]
-    printed = [process.communicate(timeout=180)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    return printed
+    assert [process.wait(timeout=600) for process in processes] == [0, 0]
+    return {name: [(folder / f"{name}.{rank}").read_text() for rank in range(2)] for name in commands}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["audit", "compare", "spectrum"])
-def test_commands_that_share_their_work_print_once(command: str, weights: Path) -> None:
-    networks = (
-        [f"{name}=mlp:4@{weights}" for name in "ab"] if command == "compare" else ["mlp:4", "--checkpoint", weights]
-    )
-    options = ["--measures", "hessian_trace", *(["--strengths", "1"] if command == "audit" else [])]
-    first, second = two_processes(
-        command, *networks, "--data", "random:40,5,3,0", "--json", "-", *([] if command == "spectrum" else options)
-    )
-    assert json.loads(first)["format"].startswith("spiritlevel-")
-    assert second == ""
+def test_commands_that_share_their_work_print_once(weights: Path, tmp_path: Path) -> None:
+    network, both = ["mlp:4", "--checkpoint", str(weights)], [f"{name}=mlp:4@{weights}" for name in "ab"]
+    data, measures = ["--data", "random:40,5,3,0", "--json", "-"], ["--measures", "hessian_trace"]
+    commands = {
+        "audit": ["audit", *network, *data, *measures, "--strengths", "1"],
+        "compare": ["compare", *both, *data, *measures],
+        "spectrum": ["spectrum", *network, *data],
+    }
+    for name, (first, second) in two_processes(commands, tmp_path).items():
+        assert json.loads(first)["format"].startswith("spiritlevel-"), name
+        assert second == "", name
 
 
 @pytest.mark.parametrize("command", ["landscape", "sharpen", "bound", "robustness", "demo", "bench", "study"])

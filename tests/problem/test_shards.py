@@ -44,7 +44,7 @@ def seen(tmp_path_factory) -> list[dict]:
         for rank in range(2)
     ]
     try:
-        assert [process.wait(timeout=300) for process in processes] == [0, 0]
+        assert [process.wait(timeout=600) for process in processes] == [0, 0]
     finally:  # none is left behind, to be blamed on another test
         for process in processes:
             process.kill()
@@ -138,11 +138,11 @@ def test_fewer_samples_and_entries_than_processes(seen) -> None:
 def test_processes_with_the_whole_model_divide_the_krylov_vectors(seen) -> None:
     model, data = subject()
     alone = sl.measure(model, data, measures=[NAMES[1]])[NAMES[1]]
-    assert [max(each["basis"]) for each in seen] == [20, 19]  # of 39 parameters
+    assert [max(each["basis"]) for each in seen] == [14, 13]  # of 27 parameters
     for each in seen:
         value, error = each["plain"][NAMES[1]]
         assert value == pytest.approx(alone.value, abs=error + alone.error)
-        assert each["direction"] == 39  # the maximiser is whole again
+        assert each["direction"] == 27  # the maximiser is whole again
 
 
 @pytest.mark.slow

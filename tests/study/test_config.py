@@ -209,9 +209,9 @@ def test_the_papers_sizes():
 
 
 def test_a_grid_that_is_too_large_is_refused_with_its_size_before_it_is_made(tiny):
-    started = time.monotonic()
+    started = time.process_time()
     said = refusal(tiny, overrides=["seeds=100000000"])
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
     assert said == (
         "--set seeds=100000000: seeds: the study has 2 × 100,000,000 = 200,000,000 networks, more than most_cells = 10,000; "
         "cross less or take fewer seeds, or, if that many are meant, --set most_cells=200000000"

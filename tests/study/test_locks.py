@@ -145,6 +145,6 @@ def test_a_study_runs_where_fcntl_is_missing(tiny, tmp_path):
         cli.main(["study", "status", "out"])
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "1 of 1" in done.stdout

@@ -43,6 +43,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: root / kind for kind in GRIDS}
 
 
+@pytest.fixture(scope="module")
+def _written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = fabricate(tmp_path_factory.mktemp("small"), cells=6, measures=MEASURES[:1])
+    assert write_study_report(folder) == folder / "report.html"
+    return folder
+
+
+@pytest.fixture
+def small(_written: Path, tmp_path: Path) -> Path:
+    """A small study of the test's own, with its page written."""
+    return shutil.copytree(_written, tmp_path / "small")
+
+
 def page(folder: Path) -> str:
     return (folder / "report.html").read_text(encoding="utf-8")
 
@@ -57,15 +70,13 @@ def section(html: str, key: str) -> str:
     return unescape(re.sub(r"<[^>]+>", " ", found[0].replace("<wbr>", "")))
 
 
-def test_three_files_are_written_and_the_path_is_the_pages(tmp_path: Path) -> None:
-    folder = fabricate(tmp_path, cells=6, measures=MEASURES[:1])
-    assert write_study_report(folder) == folder / "report.html"
-    assert {path.name for path in folder.iterdir()} == {
+def test_three_files_are_written_and_the_path_is_the_pages(small: Path) -> None:
+    assert {path.name for path in small.iterdir()} == {
         "cells", "study.json", "results.csv", "correlations.csv", "report.html",
     }  # fmt: skip
-    before = page(folder)
-    write_study_report(folder)
-    assert page(folder) == before
+    before = page(small)
+    assert write_study_report(small) == small / "report.html"
+    assert page(small) == before
 
 
 def test_the_first_sentence_is_the_winner_of_the_table(folders: dict[str, Path]) -> None:
@@ -140,11 +151,11 @@ def test_what_differs_from_the_built_in_study_is_listed(folders: dict[str, Path]
     assert "factors.training.learning_rate" in made
 
 
-def test_a_study_of_ones_own_has_nothing_to_differ_from(tmp_path: Path) -> None:
-    folder = fabricate(tmp_path, cells=9, measures=MEASURES[:2])
-    rename(folder, "mine")
-    write_study_report(folder)
-    assert "built-in study" not in page(folder)
+def test_a_study_of_ones_own_has_nothing_to_differ_from(small: Path) -> None:
+    assert "built-in study" in page(small)
+    rename(small, "mine")
+    write_study_report(small)
+    assert "built-in study" not in page(small)
 
 
 def rename(folder: Path, name: str, **fields: Any) -> None:
@@ -215,11 +226,9 @@ def test_the_same_study_gives_the_same_page(folders: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["results.csv", "correlations.csv", "report.html"])
 def test_a_full_disk_is_said_and_leaves_what_stood_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    small: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    folder = fabricate(tmp_path, cells=6, measures=MEASURES[:1])
-    write_study_report(folder)
-    before = (folder / name).read_bytes()
+    before = (small / name).read_bytes()
     write = report_module.write_whole
 
     def full(path: Path, text: str) -> None:
@@ -228,10 +237,10 @@ def test_a_full_disk_is_said_and_leaves_what_stood_there(
         write(path, text)
 
     monkeypatch.setattr(report_module, "write_whole", full)
-    told = f"{folder / name} cannot be written: No space left on device; what stood there before is unchanged"
+    told = f"{small / name} cannot be written: No space left on device; what stood there before is unchanged"
     with pytest.raises(SpiritLevelError, match=re.escape(told)):
-        write_study_report(folder)
-    assert (folder / name).read_bytes() == before
+        write_study_report(small)
+    assert (small / name).read_bytes() == before
 
 
 def test_a_folder_that_was_deleted_is_said_and_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,9 +258,10 @@ def test_a_folder_that_was_deleted_is_said_and_not_made_again(tmp_path: Path, mo
         write_study_report(folder)
 
 
-def test_the_title_names_the_data_that_were_used(folders: dict[str, Path]) -> None:
-    study = read_study(folders["petzka-mnist"])
+def test_the_title_names_the_data_that_were_used(small: Path) -> None:
+    study = read_study(small)
     assert study_title(study) == "Study petzka-mnist: Layer measures at batch sizes from 1000 to 8000"
+    answered = answers(study)
     full = read_plan("petzka-mnist", data_folder="/data")
     quick = read_plan("petzka-mnist", quick=True)
     for described, title in (
@@ -263,7 +273,7 @@ def test_the_title_names_the_data_that_were_used(folders: dict[str, Path]) -> No
         plain = described.to_dict()
         seen = replace(study, title=plain["title"], config=plain["config"], factors=plain["factors"])
         assert study_title(seen) == f"Study petzka-mnist: {title}"
-        assert unescape(study_page(seen, answers(study))).count(f"<h1>Study petzka-mnist: {title}") == 1
+        assert unescape(study_page(seen, answered)).count(f"<h1>Study petzka-mnist: {title}") == 1
 
 
 @pytest.mark.parametrize(
@@ -312,7 +322,6 @@ def test_axe_finds_nothing(browser: Any, tmp_path: Path, kind: str, width: int, 
     """On small studies: axe compares every element with those behind it, and a study's tables have thousands."""
     folder = fabricate(tmp_path, kind, cells=12, measures=MEASURES[:2], unfinished=kind != "dinh-attack", failed=0)
     visit(browser, write_study_report(folder).as_uri(), width, scheme)
-    browser.set_script_timeout(120)
     browser.execute_script("document.querySelectorAll('details').forEach(details => { details.open = true })")
     browser.execute_script((resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8"))
     found = browser.execute_async_script("axe.run(document).then(arguments[arguments.length - 1])")

@@ -76,7 +76,7 @@ def test_signs_go_on_while_a_worker_is_busy(folder, monkeypatch):
     cell = folder.cells()[0]
     with locked([cell]), AtWork([cell]) as sign:
         sign.say("measuring")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 600
         while (at_work(cell) or {}).get("doing") != "measuring" and time.monotonic() < deadline:
             time.sleep(0.01)
         assert summarize(folder).lines()[1].endswith(", measuring")

@@ -226,4 +226,4 @@ def test_a_worker_ends_when_who_started_it_does(tiny, tmp_path):
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(timeout=60) == worker.ORPHANED
+    assert process.wait(timeout=600) == worker.ORPHANED

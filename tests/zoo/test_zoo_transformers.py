@@ -12,17 +12,17 @@ from refusals import refused
 
 transformers = pytest.importorskip("transformers")
 
-VOCABULARY, LENGTH = 12, 5
+VOCABULARY, LENGTH = 8, 5
 
 
 def gpt2(attention="sdpa", **options):
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY,
         n_positions=LENGTH,
-        n_embd=8,
+        n_embd=4,
         n_layer=1,
         n_head=2,
-        n_inner=8,
+        n_inner=4,
         bos_token_id=0,
         eos_token_id=0,
         attn_implementation=attention,
@@ -34,10 +34,10 @@ def gpt2(attention="sdpa", **options):
 def bert_config(attention="sdpa", **options):
     return transformers.BertConfig(
         vocab_size=VOCABULARY,
-        hidden_size=8,
+        hidden_size=4,
         num_hidden_layers=1,
         num_attention_heads=2,
-        intermediate_size=8,
+        intermediate_size=4,
         max_position_embeddings=LENGTH,
         attn_implementation=attention,
         **options,
