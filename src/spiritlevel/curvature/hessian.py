@@ -118,6 +118,15 @@ class HessianProducts:
         self.problem.work.add(passes=share, products=share * len(vectors))
         return found
 
+    def on_other_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """H times every vector over samples that are not in the part; over the part where that holds nearly all of the mass."""
+        if self.heavy_first:
+            return self.on_part(vectors)
+        other = spread_part(self._kept, self._weight, self.problem.samples, other=True)
+        share = self.problem.ranks.total(sum(kept.weight for kept in other))
+        self.problem.work.add(passes=share, products=share * len(vectors))
+        return self._sum(vectors, ((kept, kept.weight / share) for kept in other))
+
     def release(self) -> None:
         """Let go of the kept graphs; the next product builds them again."""
         self._kept: list[_Kept] = []
@@ -390,14 +399,15 @@ class _Weighted(Protocol):
 Chunks = TypeVar("Chunks", bound=_Weighted)
 
 
-def spread_part(chunks: Sequence[Chunks], whole: float, samples: int) -> list[Chunks]:
+def spread_part(chunks: Sequence[Chunks], whole: float, samples: int, *, other: bool = False) -> list[Chunks]:
     """About a tenth of the weight `whole`, or all there is, in chunks spread evenly: data may be sorted by class.
 
     Of few `samples` it is up to a fifth: a hundred say little about the others, and cost more products than they save.
+    `other` asks for as many other chunks, half-way between.
     """
     if not chunks:
         return []
     share = min(0.2, max(0.1, PART_SAMPLES / max(1, samples)))
     mean = sum(chunk.weight for chunk in chunks) / len(chunks)
     count = min(len(chunks), max(1, math.ceil(0.999 * share * whole / mean)))
-    return [chunks[(2 * index + 1) * len(chunks) // (2 * count)] for index in range(count)]
+    return [chunks[(2 * index + (not other)) * len(chunks) // (2 * count)] for index in range(count)]

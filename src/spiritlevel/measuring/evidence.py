@@ -359,7 +359,8 @@ class Evidence:
             part = blocks.on_part if blocks.has_part() else None
             starts, warm = {name: start[name] for name in exact}, self._warm(exact)
             search = functools.partial(block_eigenpairs, blocks, part, shapes, starts)
-            pairs = search(self.tolerance, warm, cheap=self.problem.small, heavy=blocks.heavy_first)
+            search = functools.partial(search, other_part=blocks.on_other_part, heavy=blocks.heavy_first)
+            pairs = search(self.tolerance, warm, cheap=self.problem.small)
             found |= self._widened(pairs, blocks.forms, more=blocks.left_out(self.generator("left out")))
         if others:
             starts, warm = {name: start[name] for name in others}, self._warm(others)
