@@ -234,14 +234,17 @@ class HessianProducts:
             return self._ways.forward_over_reverse(self.problem.parameters, chunk, parts)
         return self._ways.by_difference(self.problem.parameters, chunk, parts, stretch)
 
-    def step_errors(self, vectors: Sequence[Mapping[str, Tensor]]) -> list[float]:
-        """How far vᵀHv over all data depends on the step, where products are differences of gradients; else zeros.
+    def step_errors(self, vectors: Sequence[Mapping[str, Tensor]], values: Sequence[float]) -> list[float]:
+        """How far vᵀHv over all data depends on the step, where products are differences of gradients; else zeros. `values` has
+        what it was found to be.
 
-        A step across a kink, or one that drowns in rounding, gives another number than a shorter one.
+        A step across a kink, or one that drowns in rounding, gives another number than a shorter one; and products that are not
+        linear, as at a kink, do not add up to the number that a search makes of them.
         """
         if self.method != "central differences":
             return [0.0] * len(vectors)
-        return [abs(self._form(vector, 1.0) - self._form(vector, SHORTER)) for vector in vectors]
+        forms = [(self._form(vector, 1.0), self._form(vector, SHORTER)) for vector in vectors]
+        return [max(abs(a - b), abs(a - value)) for (a, b), value in zip(forms, values, strict=True)]
 
     def _form(self, vector: Mapping[str, Tensor], stretch: float) -> float:
         parts, total = self._filled(vector), 0.0

@@ -194,7 +194,8 @@ def _outputs_at_random(problem: Checked, batch: Batch) -> Objective:
     def objective(parameters: Mapping[str, Tensor]) -> Tensor:
         outputs = problem.chunk_outputs(parameters, batch)
         drawn = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        return (drawn.to(outputs) * outputs).sum()
+        total: Tensor = (drawn.to(outputs) * outputs).sum()
+        return total
 
     return objective
 
