@@ -1,4 +1,4 @@
-"""`python -m fuzz.bias`: are estimates that are not linear in the Hessian biased, and do their errors hold?
+"""`make bias`: are estimates that are not linear in the Hessian biased, and do their errors hold?
 
 Six networks of at most a thousand parameters, each measured with many seeds and the default number of probes, beside the
 definition from the whole Hessian in float64: z = (value − definition) / error. A table goes to standard output.
