@@ -226,7 +226,10 @@ class Evidence:
     def _shifts(self) -> list[dict[str, dict[str, Tensor]]] | None:
         formed = self.estimates.rounding_of_formed(torch.finfo(self.problem.dtype).eps)
         swept = bool(self.anatomy.axes) and not self.swept.sampled
-        slow = self._not_swept if FISHER in self._kinds and self.sees_samples and not self.problem.whole else []
+        alone = (
+            not self.problem.whole and self.problem.shards.size == 1
+        )  # shifts of a divided model would be parts of arrays
+        slow = self._not_swept if FISHER in self._kinds and self.sees_samples and alone else []
         if not swept and not slow:
             return formed
 
