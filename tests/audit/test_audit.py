@@ -282,3 +282,12 @@ def test_a_measure_that_a_twin_does_not_have_is_undecided():
     assert audit.verdict("measure 0", "layer") == "undecided"
     assert audit.findings[0].reason.startswith("not available on a twin")
     assert audit_drawing(audit, "layer").description.startswith("0 measures move")
+
+
+def test_data_in_single_precision_do_not_stop_measures_that_look_for_symmetries():
+    """The audit measures copies of the model in double precision; the data stay as they are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    data = torch.randn(12, 4, dtype=torch.float32), torch.arange(12) % 3
+    audit = sl.audit(model.float(), data, measures=["volume_flatness"], kinds=["layer"], strengths=[1.0])
+    assert audit.verdict("volume_flatness", "layer") in ("invariant", "undecided")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def main() -> int:
     parser.add_argument("--page", type=Path, default=PAGE)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    # A shell has jobs in the background ignore SIGINT, and so would this run and all it starts: nothing would be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     figures = campaign(given.inputs, given.interruptions, given.kills, given.seed, lambda said: print(said, flush=True))
     given.json.parent.mkdir(parents=True, exist_ok=True)
     figures.write(given.json)

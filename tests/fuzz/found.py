@@ -115,6 +115,23 @@ FOUND: dict[str, Subject] = {
         samples=Samples("one hot", 1),
         options=_only("rho_row_sum", dtype="float32"),
     ),
+    "gradient reversal, and samples to look at that have no slope": Subject(
+        Network("shared", "reversal", width=3, bias=False, seed=87),
+        samples=Samples("blank first", 17, scale=6, seed=272),
+        trained=9,
+        options=_only("hessian_spectral_norm"),
+    ),
+    "rounding of gradients that no sweep reads": Subject(
+        Network("experts", width=2, bias=False, seed=32),
+        samples=Samples(count=5, seed=250),
+        trained=7,
+        options=_only("fisher_rao_norm", dtype="float32"),
+    ),
+    "differences of gradients at a kink": Subject(
+        Network("dead", "once", 2, 2, bias=False, seed=261),
+        samples=Samples(count=1),
+        options=_only("kappa_sum"),
+    ),
     "weight decay in a closure": Subject(loss="decayed closure"),
     "class weights": Subject(loss="weighted module", samples=Samples(count=24, by_class=True)),
     "class weights, sorted by class": Subject(

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import dense_oracle
 import spiritlevel as sl
+from fuzz import bias
 from fuzz import check as checking
 from fuzz.campaign import Figures
 from fuzz.check import check, reason, unchanged
@@ -124,3 +125,14 @@ def test_findings_are_made_smaller(monkeypatch) -> None:
 def test_subjects_print_as_code() -> None:
     subject = replace(PLAIN, samples=Samples("late", 9), stretch=25.0)
     assert eval(repr(subject)) == subject
+
+
+def test_bias_is_measured_against_the_definition(monkeypatch) -> None:
+    monkeypatch.setattr("spiritlevel.problem.batches.SMALL", 0)
+    (gelu,) = (case for case in bias.CASES if case.title == "GELU")
+    found = {name: (exact, z) for name, exact, z in bias.readings(gelu, 2)}
+    assert tuple(found) == bias.MEASURES
+    for exact, z in found.values():
+        assert not exact
+        assert (abs(z) < 5).all()
+        assert z[0] != z[1]

@@ -105,3 +105,17 @@ def test_no_scale_is_preferred(scale):
     one, other = ex.extrapolated(plain), ex.extrapolated([scale * value for value in plain])
     assert other.value == pytest.approx(scale * one.value, rel=1e-9)
     assert other.error == pytest.approx(scale * one.error, rel=1e-9)
+
+
+def test_a_maximum_knows_of_a_noisy_layer_below_an_exact_one():
+    """The exact layer is the largest wherever one group is left out, the noisy one may be larger in truth."""
+    noise = torch.randn(GROUPS, generator=torch.Generator().manual_seed(0)).tolist()
+    readings = []
+    for groups in ex.subsets_for("any"):
+        layers = {"exact": 70.0, "noisy": 69.65 + 0.5 * sum(noise[group] for group in groups) / len(groups)}
+        readings.append((max(layers.values()), layers))
+    found = ex.estimated("any", readings, ["noisy"])
+    noisy, error = found.layers["noisy"], found.layer_errors["noisy"]
+    assert noisy < found.value < noisy + 2 * error
+    assert found.error >= min(error, noisy + 2 * error - found.value)
+    assert ex.estimated("any", readings, []).error < found.error

@@ -26,7 +26,7 @@ from spiritlevel.errors import RescalingError, SpiritLevelError
 from spiritlevel.problem.losses import Loss
 from spiritlevel.problem.problem import Problem
 from spiritlevel.symmetry.canonical import least_sum
-from spiritlevel.symmetry.discover import find_symmetries
+from spiritlevel.symmetry.discover import symmetries_of
 from spiritlevel.symmetry.layerwise import LayerScales
 from spiritlevel.symmetry.moves import relative_change
 from spiritlevel.symmetry.quiet import as_call, outputs
@@ -315,7 +315,7 @@ def _in_double(model: nn.Module, loss: str | Callable[..., Any] | Loss, data: An
 
 
 def _symmetries(problem: Problem) -> Symmetries:
-    symmetries = find_symmetries(problem.model, problem.data.first.inputs)
+    symmetries = symmetries_of(problem)
     if symmetries.dimension == 0:
         raise SpiritLevelError("this network has no rescaling symmetry, so there is no equivalent network to move to")
     return symmetries

@@ -79,7 +79,7 @@ class GaussNewtonBlocks:
         )
         self._budget = budget
         self._needed = columns_needed(problem, LEFT_OUT * tolerance)
-        self._tiers = None if self._needed is None else tiers(problem)
+        self._tiers = tiers(problem)
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Chunk] = []
         self._count = 0
@@ -97,6 +97,15 @@ class GaussNewtonBlocks:
         share = self._part_share
         self.problem.work.add(passes=share, products=share)
         return self._sum(vectors, self._weighted_part())
+
+    def on_other_part(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same over samples that are not in the part; over the part where that holds nearly all of the mass."""
+        if self.heavy_first:
+            return self.on_part(vectors)
+        other = spread_part(self._kept, self._weight, self.problem.samples, other=True)
+        share = self.problem.ranks.total(sum(chunk.weight for chunk in other))
+        self.problem.work.add(passes=share, products=share)
+        return self._sum(vectors, ((chunk, 1 / share) for chunk in other))
 
     def left_out(self, generator: torch.Generator) -> dict[str, float]:
         """By how much the largest eigenvalue of every block may be larger than that of the columns which were taken."""
@@ -172,16 +181,24 @@ class GaussNewtonBlocks:
     def _batches(self) -> Iterator[tuple[Batch, float, int | None, int]]:
         """Batches with their weights, how many columns of their samples are taken (None: all), and their place: heavy ones
         have 0, those that stand in for the others 1."""
-        if self._needed is None:
+        if self._needed is None and self._tiers is None:
             for batch, weight in self.problem.chunks(self._chunk_size):
                 yield batch, weight, None, 2
             return
-        nobody = torch.zeros(0, dtype=torch.long)
         for place, rows in enumerate(self._tiers or [torch.arange(self.problem.samples)]):
-            needed = torch.zeros_like(self._needed)
-            needed[rows] = self._needed[rows]
-            for batch, _, most in parts(self.problem, needed, nobody, self._chunk_size):
+            for batch, most in self._picked(rows):
                 yield batch, self.problem.weight_of(batch), most, place if self.heavy_first else 2
+
+    def _picked(self, rows: Tensor) -> Iterator[tuple[Batch, int | None]]:
+        """Batches of these samples, those together of which as many columns are taken."""
+        if self._needed is None:
+            for piece in torch.split(rows, self._chunk_size) if len(rows) else ():
+                yield self.problem.picked(piece), None
+            return
+        needed = torch.zeros_like(self._needed)
+        needed[rows] = self._needed[rows]
+        for batch, _, most in parts(self.problem, needed, torch.zeros(0, dtype=torch.long), self._chunk_size):
+            yield batch, most
 
     def _pull(self, tapped: TappedChunk, targets: Tensor | None, weight: float, most: int | None = None) -> _Chunk:
         assert targets is not None

@@ -12,17 +12,26 @@ from spiritlevel.problem.problem import Problem
 def fisher_by_sample(problem: Problem, names: list[str]) -> dict[str, Tensor]:
     """(1/N) Σ_n (∂ℓ_n/∂θ)² of these parameters, a gradient a sample."""
     sums = {name: torch.zeros_like(problem.parameters[name], dtype=torch.float64) for name in names}
-    with problem.undisturbed(), torch.enable_grad():
+    with problem.undisturbed():
         for chunk, weight in problem.chunks():
-            leaves = problem.leaves()
-            for n in range(len(chunk)):
-                loss = problem.chunk_loss(leaves, chunk[n : n + 1])
-                parts = torch.autograd.grad(loss, [leaves[name] for name in names], allow_unused=True)
-                for name, part in zip(names, parts, strict=True):
-                    if part is not None:
-                        sums[name].add_(part.double().square(), alpha=weight / len(chunk))
+            for name, part in fisher_of_batch(problem, names, chunk).items():
+                sums[name].add_(part, alpha=weight)
     problem.work.add(passes=1, gradients=1)
     problem.ranks.sum_(list(sums.values()))
+    return sums
+
+
+def fisher_of_batch(problem: Problem, names: list[str], batch: Batch) -> dict[str, Tensor]:
+    """The same for the mean over one batch, in the problem's present precision."""
+    leaves = problem.leaves()
+    sums = {name: torch.zeros_like(leaves[name], dtype=torch.float64, requires_grad=False) for name in names}
+    with torch.enable_grad():
+        for n in range(len(batch)):
+            loss = problem.chunk_loss(leaves, batch[n : n + 1])
+            parts = torch.autograd.grad(loss, [leaves[name] for name in names], allow_unused=True)
+            for name, part in zip(names, parts, strict=True):
+                if part is not None:
+                    sums[name].add_(part.double().square(), alpha=1 / len(batch))
     return sums
 
 

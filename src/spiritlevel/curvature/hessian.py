@@ -118,6 +118,15 @@ class HessianProducts:
         self.problem.work.add(passes=share, products=share * len(vectors))
         return found
 
+    def on_other_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """H times every vector over samples that are not in the part; over the part where that holds nearly all of the mass."""
+        if self.heavy_first:
+            return self.on_part(vectors)
+        other = spread_part(self._kept, self._weight, self.problem.samples, other=True)
+        share = self.problem.ranks.total(sum(kept.weight for kept in other))
+        self.problem.work.add(passes=share, products=share * len(vectors))
+        return self._sum(vectors, ((kept, kept.weight / share) for kept in other))
+
     def release(self) -> None:
         """Let go of the kept graphs; the next product builds them again."""
         self._kept: list[_Kept] = []
@@ -225,14 +234,17 @@ class HessianProducts:
             return self._ways.forward_over_reverse(self.problem.parameters, chunk, parts)
         return self._ways.by_difference(self.problem.parameters, chunk, parts, stretch)
 
-    def step_errors(self, vectors: Sequence[Mapping[str, Tensor]]) -> list[float]:
-        """How far vᵀHv over all data depends on the step, where products are differences of gradients; else zeros.
+    def step_errors(self, vectors: Sequence[Mapping[str, Tensor]], values: Sequence[float]) -> list[float]:
+        """How far vᵀHv over all data depends on the step, where products are differences of gradients; else zeros. `values` has
+        what it was found to be.
 
-        A step across a kink, or one that drowns in rounding, gives another number than a shorter one.
+        A step across a kink, or one that drowns in rounding, gives another number than a shorter one; and products that are not
+        linear, as at a kink, do not add up to the number that a search makes of them.
         """
         if self.method != "central differences":
             return [0.0] * len(vectors)
-        return [abs(self._form(vector, 1.0) - self._form(vector, SHORTER)) for vector in vectors]
+        forms = [(self._form(vector, 1.0), self._form(vector, SHORTER)) for vector in vectors]
+        return [max(abs(a - b), abs(a - value)) for (a, b), value in zip(forms, values, strict=True)]
 
     def _form(self, vector: Mapping[str, Tensor], stretch: float) -> float:
         parts, total = self._filled(vector), 0.0
@@ -390,14 +402,15 @@ class _Weighted(Protocol):
 Chunks = TypeVar("Chunks", bound=_Weighted)
 
 
-def spread_part(chunks: Sequence[Chunks], whole: float, samples: int) -> list[Chunks]:
+def spread_part(chunks: Sequence[Chunks], whole: float, samples: int, *, other: bool = False) -> list[Chunks]:
     """About a tenth of the weight `whole`, or all there is, in chunks spread evenly: data may be sorted by class.
 
     Of few `samples` it is up to a fifth: a hundred say little about the others, and cost more products than they save.
+    `other` asks for as many other chunks, half-way between.
     """
     if not chunks:
         return []
     share = min(0.2, max(0.1, PART_SAMPLES / max(1, samples)))
     mean = sum(chunk.weight for chunk in chunks) / len(chunks)
     count = min(len(chunks), max(1, math.ceil(0.999 * share * whole / mean)))
-    return [chunks[(2 * index + 1) * len(chunks) // (2 * count)] for index in range(count)]
+    return [chunks[(2 * index + (not other)) * len(chunks) // (2 * count)] for index in range(count)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from spiritlevel.curvature.davidson import Davidson, Known, known_from
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.lanczos import ORDINARY, Care, Eigenpair, End, Lanczos, length
 from spiritlevel.curvature.operators import Divided, Scaled
+from spiritlevel.curvature.rivals import doubtful, rivals_from, unaccounted
 from spiritlevel.problem.ranks import Group
 from spiritlevel.problem.shards import WHOLE, Shards
 
@@ -25,10 +26,14 @@ BASIS_BUDGET = 512 << 20
 FEWEST_VECTORS = 10
 # A start from part of the data: so many products on the part, and at least so many over all data. Every operator starts from
 # its own part, so that an operator which rescaling leaves alone takes the same steps for every rescaled network.
-ON_PART, AFTER_PART = 6, Care(fewest=4)
+ON_PART, AFTER_PART = 5, Care(fewest=4)
 # Where the part is the samples that hold nearly all of the mass, the search ends there, and what the others add is found by
 # corrections: so many products with all data at least prove it.
 ON_HEAVY, AFTER_HEAVY = 60, Care(fewest=2)
+FROM_FIRST = Care(fewest=10)
+# A search on the part goes on from a second random vector for so many products; where a vector is found that may hide an
+# eigenvector, a search goes on for so many at most.
+BESIDE, MOST_BESIDE = 3, 40
 # Of a small network products cost next to nothing: an eigenvector that hides at first comes up in so many of them, and so
 # small a residual tells the members of a cluster apart, as weight decay makes them.
 THOROUGH = Care(fewest=64, residual=1e-6)
@@ -99,9 +104,10 @@ def _scaled_in_step(
     most_vectors: int,
 ) -> list[Eigenpair]:
     """The eigenpairs of one turn. Its bases are gone when it returns, before the next turn asks for its own."""
-    processes, shards = [], products.shards
-    for (scaling, end), before in zip(wanted, warm, strict=True):
-        operator = Scaled(products, scale := scaling())
+    processes: dict[int, Process] = {}
+    operators, rivals, shards = {}, {}, products.shards
+    for index, ((scaling, end), before) in enumerate(zip(wanted, warm, strict=True)):
+        operator = operators[index] = Scaled(products, scale := scaling())
         first = start.to(scale) * (scale > 0)
         make = functools.partial(_process, end=end, tolerance=tolerance, vectors=most_vectors, shards=shards)
         make = functools.partial(make, further=further, cheap=products.cheap and before is None)
@@ -112,14 +118,51 @@ def _scaled_in_step(
         else:
             learned = _learned(_on_data(operator, first, end, tolerance), first, heavy=products.heavy_first)
             process = _after_part(learned, make, tolerance, end, shards)
+            if learned.rivals is not None:
+                rivals[index] = learned.rivals
             del learned
-        processes.append((process, operator))
+        processes[index] = process
         del first, process  # as large as the model
-    while active := [(process, operator) for process, operator in processes if not process.done]:
-        images = products([operator.moved([process.request])[0] for process, operator in active])
-        for process, operator in active:
-            process.advance(operator.moved([images.pop(0)])[0])
-    return [finished(process) for process, _ in processes]
+
+    def of_all(vectors: dict[int, Tensor]) -> dict[int, Tensor]:
+        images = products([operators[index].moved([vector])[0] for index, vector in vectors.items()])
+        return {index: operators[index].moved([images.pop(0)])[0] for index in vectors}
+
+    def of_other_part(vectors: dict[int, Tensor]) -> dict[int, Tensor]:
+        return {index: operators[index].on_other_part([vector])[0] for index, vector in vectors.items()}
+
+    _in_step(processes, of_all)
+    ends = {index: end for index, (_, end) in enumerate(wanted)}
+    _defend(processes, rivals, of_all, of_other_part, ends, shards)
+    return [finished(process) for process in processes.values()]
+
+
+Key = TypeVar("Key", int, str)
+Product = Callable[[dict[Key, Tensor]], dict[Key, Tensor]]
+
+
+def _defend(
+    processes: Mapping[Key, Process],
+    rivals: Mapping[Key, Tensor],
+    products: Product[Key],
+    on_other_part: Product[Key],
+    ends: Mapping[Key, End],
+    shards: Shards,
+) -> None:
+    """Where a rival may hide beside what a search has ended with, it goes on from there as well."""
+    searches = {key: each for key, each in processes.items() if key in rivals and isinstance(each, Lanczos)}
+    outside = {key: unaccounted(search, rivals[key]) for key, search in searches.items()}
+    doubted: dict[Key, list[Tensor]] = {}
+    while asked := {key: rest.pop(0) for key, rest in outside.items() if rest}:
+        images = on_other_part(asked)
+        for key, vector in asked.items():
+            if doubtful(vector, images[key], finished(processes[key]).value, ends[key], shards):
+                doubted.setdefault(key, []).append(vector)
+    for key, search in searches.items():
+        vectors = doubted.get(key, [])
+        if vectors or (len(rivals[key]) > 1 and search.may_be_overtaken()):
+            search.also(vectors, fewest=len(vectors), most=MOST_BESIDE)
+    _in_step(processes, products)
 
 
 class Start(NamedTuple):
@@ -133,6 +176,8 @@ def _on_data(operator: Scaled, start: Tensor, end: End, tolerance: float) -> Lan
     """A search on part of the data."""
     shards = operator.products.shards
     search = _on_heavy(start, end, shards, tolerance) if operator.products.heavy_first else _on_part(start, end, shards)
+    _driven(search, operator.on_part)
+    _also_another(search, start, operator.products.heavy_first)
     return _driven(search, operator.on_part)
 
 
@@ -142,10 +187,14 @@ class Learned(NamedTuple):
 
     blended: Start
     known: Known | None
+    rivals: Tensor | None
 
 
 def _learned(search: Lanczos, start: Tensor, *, heavy: bool) -> Learned:
-    return Learned(_blended(search, start, search.shards), known_from(search) if heavy and search.products else None)
+    blended = _blended(search, start, search.shards)
+    if not search.products:
+        return Learned(blended, None, None)
+    return Learned(blended, known_from(search), None) if heavy else Learned(blended, None, rivals_from(search))
 
 
 def _after_part(
@@ -156,6 +205,11 @@ def _after_part(
         return make(learned.blended)
     of_all = functools.partial(make, learned.blended)
     return Davidson(learned.known, of_all, tolerance=tolerance, end=end, care=AFTER_HEAVY, shards=shards)
+
+
+def _also_another(search: Lanczos, start: Tensor, heavy: bool) -> None:
+    """A search on the part goes on from a second random vector: it may have ended with one of several near eigenvectors."""
+    search.also([_another(start)], fewest=BESIDE, most=MOST_BESIDE if heavy else BESIDE)
 
 
 def _driven(search: Lanczos, product: Callable[[Sequence[Tensor]], list[Tensor]]) -> Lanczos:
@@ -175,6 +229,7 @@ def block_eigenpairs(
     *,
     cheap: bool,
     heavy: bool = False,
+    other_part: Products | None = None,
 ) -> dict[str, Eigenpair]:
     """λ_max of every named diagonal block, all in step; `part` is the same product over part of the data.
 
@@ -190,7 +245,7 @@ def block_eigenpairs(
         in_step = functools.partial(
             _blocks_in_step, products, part, shapes, starts, tolerance, warm or {}, vectors, shards
         )
-        found |= in_step(cheap=cheap, heavy=heavy)
+        found |= in_step(cheap=cheap, heavy=heavy, other_part=other_part)
     return found
 
 
@@ -206,23 +261,36 @@ def _blocks_in_step(
     *,
     cheap: bool,
     heavy: bool,
+    other_part: Products | None,
 ) -> dict[str, Eigenpair]:
     """The blocks of one turn, whose bases are gone when it returns."""
     make = functools.partial(_process, end="largest", tolerance=tolerance, vectors=vectors, further=0, shards=shards)
     make = functools.partial(make, cheap=cheap and not known)
     processes: dict[str, Process] = {}
+    rivals: dict[str, Tensor] = {}
     if known:
         processes = {name: make(_warmed(known[name].to(vector), vector, shards)) for name, vector in start.items()}
     elif part is not None:
-        on_part = functools.partial(_on_heavy, tolerance=tolerance) if heavy else _on_part
-        searches = {name: on_part(vector, "largest", shards) for name, vector in start.items()}
-        _in_step(searches, part, shapes)
+        make_search = functools.partial(_on_heavy, tolerance=tolerance) if heavy else _on_part
+        searches = {name: make_search(vector, "largest", shards) for name, vector in start.items()}
+        _search_part(searches, _shaped(part, shapes), start, heavy)
         learned = {name: _learned(searches.pop(name), start[name], heavy=heavy) for name in start}
+        rivals = {name: each.rivals for name, each in learned.items() if each.rivals is not None}
         processes = {name: _after_part(learned.pop(name), make, tolerance, "largest", shards) for name in start}
     else:
         processes = {name: make(Start(vector)) for name, vector in start.items()}
-    _in_step(processes, products, shapes)
+    _in_step(processes, shaped := _shaped(products, shapes))
+    look = _shaped(other_part or products, shapes)
+    _defend(processes, rivals, shaped, look, dict.fromkeys(start, "largest"), shards)
     return {name: finished(process) for name, process in processes.items()}
+
+
+def _search_part(searches: Mapping[str, Lanczos], product: Products, start: Mapping[str, Tensor], heavy: bool) -> None:
+    """Searches on part of the data, from two random vectors each."""
+    _in_step(searches, product)
+    for name, search in searches.items():
+        _also_another(search, start[name], heavy)
+    _in_step(searches, product)
 
 
 def _turns(sizes: Sequence[int], processes: int = 1) -> list[list[int]]:
@@ -246,11 +314,21 @@ def _vectors(size: int, processes: int = 1) -> int:
     return min(200, max(FEWEST_VECTORS, int(BASIS_BUDGET // processes // max(1, size))))
 
 
-def _in_step(processes: Mapping[str, Process], products: Products, shapes: Mapping[str, torch.Size]) -> None:
-    while active := {name: process for name, process in processes.items() if not process.done}:
-        images = products({name: process.request.view(shapes[name]) for name, process in active.items()})
-        for name, process in active.items():
-            process.advance(images[name].reshape(-1))
+def _in_step(processes: Mapping[Key, Process], products: Product[Key]) -> None:
+    while active := {key: process for key, process in processes.items() if not process.done}:
+        images = products({key: process.request for key, process in active.items()})
+        for key, process in active.items():
+            process.advance(images.pop(key))
+
+
+def _shaped(products: Products, shapes: Mapping[str, torch.Size]) -> Products:
+    """The same products for flat vectors."""
+
+    def flat(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+        images = products({name: vector.view(shapes[name]) for name, vector in vectors.items()})
+        return {name: image.reshape(-1) for name, image in images.items()}
+
+    return flat
 
 
 def _process(
@@ -263,14 +341,21 @@ def _process(
 
 def _on_part(start: Tensor, end: End, shards: Shards) -> Lanczos:
     """A search that never converges and ends after a fixed number of products."""
-    most = ON_PART + 2
+    most = ON_PART + BESIDE + 2
     return Lanczos(start, tolerance=0, end=end, most_products=ON_PART, most_vectors=most, further=0, shards=shards)
+
+
+def _another(start: Tensor) -> Tensor:
+    """A second random vector, from the first: with other signs."""
+    signs = torch.randint(0, 2, start.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    return start * signs.to(start)
 
 
 def _on_heavy(start: Tensor, end: End, shards: Shards, tolerance: float) -> Lanczos:
     """A search on the part as thorough as one on all data."""
-    make = functools.partial(Lanczos, most_products=ON_HEAVY, most_vectors=ON_HEAVY + 2, further=0, shards=shards)
-    return make(start, tolerance=tolerance, end=end)
+    most = ON_HEAVY + MOST_BESIDE + 2
+    make = functools.partial(Lanczos, most_products=ON_HEAVY, most_vectors=most, further=0, shards=shards)
+    return make(start, tolerance=tolerance, end=end, care=FROM_FIRST)
 
 
 def _blended(search: Lanczos, start: Tensor, shards: Shards) -> Start:

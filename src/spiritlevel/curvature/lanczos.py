@@ -7,7 +7,7 @@ can therefore share every pass over the data; `eigenpair` drives a single one wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -103,7 +103,11 @@ class Lanczos:
         self._matrix = torch.zeros(0, 0, dtype=torch.float64)  # VᵀAV
         self._size = 0
         self.products = 0
-        self._coupling = 0.0
+        self._waiting: list[Tensor] = []  # further vectors to start from
+        self._open: list[
+            tuple[int, Tensor]
+        ] = []  # basis vectors whose products reach out of the basis, and what is outside
+        self._beside = False  # whether further vectors were started from
         self.result: Eigenpair | None = None
         if self._entries == 0 or not length(start, shards) > 0:
             self._finish_zero(start)
@@ -130,7 +134,19 @@ class Lanczos:
         Before the first restart the squares are the weights of Gauss quadrature for the start's spectral measure.
         """
         values, vectors = self._decomposed()
-        return values, vectors[0].square(), vectors[-1].abs() * self._coupling
+        return values, vectors[0].square(), self._residuals(vectors)
+
+    def _residuals(self, vectors: Tensor) -> Tensor:
+        """‖Ay − θy‖ of every Ritz vector."""
+        if not self._open:
+            return torch.zeros(vectors.shape[1], dtype=torch.float64)
+        lengths = torch.tensor([length(rest, self.shards) for _, rest in self._open], dtype=torch.float64)
+        shares = vectors[[index for index, _ in self._open]] * lengths[:, None]
+        if len(self._open) == 1:
+            return shares[0].abs()
+        units = torch.stack([unit(rest, self.shards) for _, rest in self._open])
+        overlaps = self.shards.totals(units @ units.mT).double().cpu()
+        return (shares * (overlaps @ shares)).sum(0).clamp_min(0).sqrt()
 
     def blend(self, power: int) -> Tensor:
         """All Ritz vectors in one, each the stronger the nearer to the wanted end: a start for a similar operator.
@@ -149,31 +165,71 @@ class Lanczos:
 
     def advance(self, product: Tensor) -> None:
         """Take A times `request`; afterwards either `done` or a new `request`."""
+        self._open.append((self._size, self._taken(product)))
+        self._waiting = [rest for vector in self._waiting if length(rest := self.outside(vector), self.shards) > 0]
+        values, vectors = self._decomposed()
+        rounding = 16 * torch.finfo(product.dtype).eps * float(values.abs().max())
+        if len(self._open) > 1:  # a vector that has come in since may hold some of what was outside
+            self._open = [(index, self.outside(rest)) for index, rest in self._open]
+        self._open = [(index, rest) for index, rest in self._open if length(rest, self.shards) > rounding]
+        exhausted = self._size >= self._entries or not (self._open or self._waiting)
+        if exhausted:
+            self._open = []
+        self._judge(values, vectors, rounding, exhausted)
+        if self.done:
+            return
+        if self._size + 1 >= self._limit:
+            self._restart(values, vectors)
+        self._ask()
+
+    def _ask(self) -> None:
+        """The next request: a vector to start from, or what is outside of the basis for the longest."""
+        self.request = unit(self._waiting.pop(0) if self._waiting else self._open.pop(0)[1], self.shards)
+
+    def also(self, vectors: Sequence[Tensor], *, fewest: int, most: int) -> None:
+        """Go on beside the basis, from further vectors as well; so many more products at least, and at most.
+
+        The Krylov space of one vector shows no more than a mixture of two eigenvectors whose eigenvalues lie close together
+        and which do not meet, as those of two sets of features of which no sample has both. Afterwards the search ends
+        only where no other Ritz value can overtake.
+        """
+        room = min(most, self._limit - self._size - 1)
+        outside = [rest for vector in vectors if length(rest := self.outside(vector), self.shards) > 0]
+        if room < max(1, len(outside)) or not (outside or self._open) or self._size + len(outside) > self._entries:
+            return
+        self.result, self._beside, self._waiting = None, True, outside
+        self.most_products, self._fewest = self.products + room, self.products + min(fewest, room)
+        self._ask()
+
+    def may_be_overtaken(self) -> bool:
+        """Whether an eigenvalue next to another Ritz value may lie beyond the one that was found, by more than the tolerance."""
+        values, vectors = self._decomposed()
+        index = chosen(values, self.end)
+        return self._overtaking(values, self._residuals(vectors), index) > self.tolerance * abs(float(values[index]))
+
+    def _taken(self, product: Tensor) -> Tensor:
+        """`request` and its product become part of the basis and of VᵀAV; what is left of the product outside of the basis."""
         if self.shards.any(not bool(torch.isfinite(product).all())):
             raise FloatingPointError("a curvature product contains NaN or infinity")
         self._append(self.request)
         self.products += 1
-        size = self._size
-        basis = self._basis[:size]
-        remainder = product
-        column = torch.zeros(size, dtype=torch.float64)
-        for _ in range(2):  # twice is enough (Kahan and Parlett)
-            overlap = self.shards.totals(basis @ remainder)
-            remainder = remainder - basis.mT @ overlap
-            column += overlap.double().cpu()
+        remainder, column = self._divided(product)
         self._extend(column)
-        beta = length(remainder, self.shards)
-        values, vectors = self._decomposed()
-        scale = float(values.abs().max())
-        rounding = 16 * torch.finfo(product.dtype).eps * scale
-        exhausted = beta <= rounding or size >= self._entries
-        self._coupling = 0.0 if exhausted else beta
-        self._judge(values, vectors, self._coupling, rounding, exhausted)
-        if self.done:
-            return
-        if size + 1 >= self._limit:
-            self._restart(values, vectors)
-        self.request = unit(remainder, self.shards)
+        return remainder
+
+    def outside(self, vector: Tensor) -> Tensor:
+        """What is left of a vector outside of the basis."""
+        return self._divided(vector)[0]
+
+    def _divided(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """What is left of a vector outside of the basis, and its overlaps with the basis."""
+        basis = self._basis[: self._size]
+        overlaps = torch.zeros(self._size, dtype=torch.float64)
+        for _ in range(2):  # twice is enough (Kahan and Parlett)
+            overlap = self.shards.totals(basis @ vector)
+            vector = vector - basis.mT @ overlap
+            overlaps += overlap.double().cpu()
+        return vector, overlaps
 
     def _append(self, vector: Tensor) -> None:
         if self._size == len(self._basis):
@@ -191,8 +247,8 @@ class Lanczos:
         grown[size - 1, size - 1] = column[size - 1]
         self._matrix = grown
 
-    def _judge(self, values: Tensor, vectors: Tensor, beta: float, rounding: float, exhausted: bool) -> None:
-        residuals = vectors[-1].abs() * beta
+    def _judge(self, values: Tensor, vectors: Tensor, rounding: float, exhausted: bool) -> None:
+        residuals = self._residuals(vectors)
         index = chosen(values, self.end)
         value, residual = float(values[index]), float(residuals[index])
         bound = error_bound(residual, _gap(values, residuals, index))
@@ -203,7 +259,7 @@ class Lanczos:
             return
         toward = _toward(index, min(1 + self.further, len(values)))
         ritz = vectors[:, toward].to(self._basis).mT @ self._basis[: self._size]
-        error = bound + rounding
+        error = (max(bound, self._overtaking(values, residuals, index)) if self._beside else bound) + rounding
         self.result = Eigenpair(
             value=value,
             vector=unit(ritz[0], self.shards),
@@ -220,7 +276,7 @@ class Lanczos:
             return 0.0
         values, vectors = self._decomposed()
         index = chosen(values, self.end)
-        gap = _gap(values, vectors[-1].abs() * self._coupling, index)
+        gap = _gap(values, self._residuals(vectors), index)
         return gap / abs(float(values[index])) if gap > 0 else 0.0
 
     def leading(self, most: int) -> tuple[Tensor, Tensor]:
@@ -230,11 +286,19 @@ class Lanczos:
         return values[toward], vectors[:, toward].to(self._basis).mT @ self._basis[: self._size]
 
     def _dominates(self, values: Tensor, residuals: Tensor, index: int) -> bool:
-        """For the largest magnitude, the other end must not be able to overtake."""
+        """For the largest magnitude, the other end must not be able to overtake; beside further starts, no other Ritz value."""
+        if self._beside and self._overtaking(values, residuals, index) > self.tolerance * abs(float(values[index])):
+            return False
         if self.end != "magnitude" or len(values) == 1:
             return True
         other = 0 if index else len(values) - 1
         return abs(float(values[other])) + float(residuals[other]) <= abs(float(values[index])) * (1 + self.tolerance)
+
+    def _overtaking(self, values: Tensor, residuals: Tensor, index: int) -> float:
+        """How far beyond the chosen Ritz value the eigenvalue next to another one may be."""
+        signed = values.abs() if self.end == "magnitude" else values if index else -values
+        others = torch.arange(len(values)) != index
+        return float((signed + residuals - signed[index])[others].clamp_min(0).max()) if len(values) > 1 else 0.0
 
     def _restart(self, values: Tensor, vectors: Tensor) -> None:
         """Thick restart: keep the Ritz vectors at both ends, which keep their couplings to the next vector."""

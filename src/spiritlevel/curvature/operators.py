@@ -49,6 +49,9 @@ class Divided:
     def on_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         return self._divided(self.products.on_part, vectors)
 
+    def on_other_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        return self._divided(self.products.on_other_part, vectors)
+
     def has_part(self) -> bool:
         return self.products.has_part()
 
@@ -88,6 +91,10 @@ class Scaled:
     def on_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """The same over part of the data."""
         return self.moved(self.products.on_part(self.moved(vectors)))
+
+    def on_other_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """The same over another part of the data."""
+        return self.moved(self.products.on_other_part(self.moved(vectors)))
 
     def image(self, vector: Tensor) -> Tensor:
         """S·H·S·v of a single vector."""

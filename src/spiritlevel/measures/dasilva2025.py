@@ -25,7 +25,7 @@ from spiritlevel.measuring.readings import unavailable
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.contract import Parameters
-from spiritlevel.symmetry import find_symmetries
+from spiritlevel.symmetry.discover import symmetries_of
 from spiritlevel.symmetry.frames import Frame, Member
 from spiritlevel.symmetry.geodesics import Change, Metric, Order, ProductSpace, moved_entries
 
@@ -199,7 +199,7 @@ def _sharpness(measure: Measure, evidence: Evidence) -> Value:
     problem = evidence.problem
     metric, order = cast(Metric, measure.options["metric"]), cast(Order, measure.options["order"])
     try:
-        frames = find_symmetries(problem.model, problem.data.first.inputs).linear.frames
+        frames = symmetries_of(problem).linear.frames
     except TracingError as error:
         return unavailable(measure, f"the network's graph cannot be followed: {error}")
     pairs, left_out = find_pairs(frames, problem.parameters, metric)

@@ -16,7 +16,8 @@ from spiritlevel.measuring.statistics import Statistics
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem
-from spiritlevel.symmetry import Rescaling, Symmetries, find_symmetries
+from spiritlevel.symmetry import Rescaling, Symmetries
+from spiritlevel.symmetry.discover import symmetries_of
 
 PLAIN = Operator("identity", "magnitude")
 
@@ -46,7 +47,7 @@ def _volume_flatness(measure: Measure, evidence: Evidence) -> Value:
     """
     problem, epsilon = evidence.problem, float(measure.options["epsilon"])
     try:
-        symmetries = find_symmetries(problem.model, problem.data.first.inputs)
+        symmetries = symmetries_of(problem)
     except TracingError as error:
         return unavailable(measure, f"the network's graph cannot be followed: {error}")
     step = _direction(symmetries, problem.parameters)

@@ -16,8 +16,9 @@ from spiritlevel.measuring.readings import DIAGONAL, Reading, from_statistics, u
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.statistics import Statistics
 from spiritlevel.measuring.value import Value
-from spiritlevel.symmetry import Symmetries, find_symmetries
+from spiritlevel.symmetry import Symmetries
 from spiritlevel.symmetry.canonical import least_value
+from spiritlevel.symmetry.discover import symmetries_of
 from spiritlevel.symmetry.layerwise import LayerScales
 
 
@@ -39,7 +40,7 @@ def _minimum(*, layers: bool) -> Callable[[Measure, Evidence], Value]:
     def compute(measure: Measure, evidence: Evidence) -> Value:
         problem = evidence.problem
         try:
-            symmetries = find_symmetries(problem.model, problem.data.first.inputs)
+            symmetries = symmetries_of(problem)
         except TracingError as error:
             return unavailable(measure, f"the network's graph cannot be followed: {error}")
         found, _ = from_statistics(_read(symmetries, layers=layers), frozenset([DIAGONAL]), everything=True)

@@ -17,7 +17,7 @@ from spiritlevel.curvature.blocks import GaussNewtonBlocks
 from spiritlevel.curvature.columns import sweep_within
 from spiritlevel.curvature.estimate import Estimates, merged, probe
 from spiritlevel.curvature.examine import examine
-from spiritlevel.curvature.fisher import fisher_by_sample
+from spiritlevel.curvature.fisher import fisher_by_sample, fisher_of_batch
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.krylov import block_eigenpairs, scaled_eigenpairs
 from spiritlevel.curvature.lanczos import Eigenpair
@@ -225,9 +225,21 @@ class Evidence:
     @cached_property
     def _shifts(self) -> list[dict[str, dict[str, Tensor]]] | None:
         formed = self.estimates.rounding_of_formed(torch.finfo(self.problem.dtype).eps)
-        if not self.anatomy.axes or self.swept.sampled:
+        swept = bool(self.anatomy.axes) and not self.swept.sampled
+        alone = (
+            not self.problem.whole and self.problem.shards.size == 1
+        )  # shifts of a divided model would be parts of arrays
+        slow = self._not_swept if FISHER in self._kinds and self.sees_samples and alone else []
+        if not swept and not slow:
             return formed
-        seen = array_shifts(self.problem, lambda batch: sweep_batch(self.problem, self._in_metrics, self._kinds, batch))
+
+        def compute(batch: Batch) -> dict[str, dict[str, Tensor]]:
+            arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
+            if swept:
+                arrays |= sweep_batch(self.problem, self._in_metrics, self._kinds, batch)
+            return arrays | {FISHER: arrays[FISHER] | fisher_of_batch(self.problem, slow, batch)} if slow else arrays
+
+        seen = array_shifts(self.problem, compute)
         return seen if seen is None else [*seen, *formed]
 
     @property
@@ -300,9 +312,13 @@ class Evidence:
     def _slow_fisher(self) -> dict[str, Tensor]:
         """Parameters the sweep cannot read sample by sample: one gradient a sample, for these only."""
         if self.gathered.slow_fisher is None:
-            missing = [name for name in self.problem.parameters if name not in self.anatomy.axes]
+            missing = self._not_swept
             self.gathered.slow_fisher = fisher_by_sample(self.problem, missing) if missing else {}
         return self.gathered.slow_fisher
+
+    @property
+    def _not_swept(self) -> list[str]:
+        return [name for name in self.problem.parameters if name not in self.anatomy.axes]
 
     # --- eigenvalues ---------------------------------------------------------------------------------------------
 
@@ -325,7 +341,10 @@ class Evidence:
         split = self.products.flat.to_dict
         vectors = [split(scale() * pair.vector) for (scale, _), pair in zip(wanted, pairs, strict=True)]
         errors = rounding_errors(self.problem, lambda batch: self.products.forms(batch, vectors), self.products.order)
-        relative, steps = self.products.relative_error, self.products.step_errors(vectors)
+        relative, steps = (
+            self.products.relative_error,
+            self.products.step_errors(vectors, [pair.value for pair in pairs]),
+        )
         pairs = [
             widened(pair, error + step + relative * abs(pair.value), self.tolerance)
             for pair, error, step in zip(pairs, errors, steps, strict=True)
@@ -359,7 +378,8 @@ class Evidence:
             part = blocks.on_part if blocks.has_part() else None
             starts, warm = {name: start[name] for name in exact}, self._warm(exact)
             search = functools.partial(block_eigenpairs, blocks, part, shapes, starts)
-            pairs = search(self.tolerance, warm, cheap=self.problem.small, heavy=blocks.heavy_first)
+            search = functools.partial(search, other_part=blocks.on_other_part, heavy=blocks.heavy_first)
+            pairs = search(self.tolerance, warm, cheap=self.problem.small)
             found |= self._widened(pairs, blocks.forms, more=blocks.left_out(self.generator("left out")))
         if others:
             starts, warm = {name: start[name] for name in others}, self._warm(others)
@@ -367,7 +387,8 @@ class Evidence:
             search = functools.partial(block_eigenpairs, self._block_products, None, shapes, starts)
             pairs = search(self.tolerance, warm, self.problem.shards, cheap=self.products.cheap)
             vectors = [{name: pair.vector.view(shapes[name])} for name, pair in pairs.items()]
-            steps = dict(zip(pairs, self.products.step_errors(vectors), strict=True))
+            values = [pair.value for pair in pairs.values()]
+            steps = dict(zip(pairs, self.products.step_errors(vectors, values), strict=True))
             found |= self._widened(pairs, self._block_forms, self.products.order, self.products.relative_error, steps)
         self.starts.keep(found.items())
         self.layer_products, self.layer_method = math.ceil(self.problem.work.products - before), " and ".join(made)

@@ -63,6 +63,17 @@ def subsets_for(shape: Shape) -> Sequence[Sequence[int]]:
     return (ALL, *ONE_LEFT_OUT) if shape == "linear" else SUBSETS
 
 
+def _is_maximum(readings: Sequence[Numbers]) -> bool:
+    """Whether the value is the largest of its layers."""
+    return all(layers and value == max(layers.values()) for value, layers in readings)
+
+
+def _overtaking(layer: Extrapolated, largest: float) -> float:
+    """How far beyond the largest of all layers this one may be. A layer that is exact may be the largest in every reading, and
+    say nothing of the noise of one that is larger in truth."""
+    return max(0.0, min(layer.error, layer.value + 2 * layer.error - largest))
+
+
 def estimated(shape: Shape, readings: Sequence[Numbers], noisy: Collection[str]) -> Estimated:
     """The value and layers that readings from `subsets_for(shape)` say; the layers in `noisy` are estimated."""
     series = {name: [layers[name] for _, layers in readings] for name in readings[0][1]}
@@ -71,9 +82,10 @@ def estimated(shape: Shape, readings: Sequence[Numbers], noisy: Collection[str])
     of_one = _straight if shape == "linear" else extrapolated
     whole = of_one([value for value, _ in readings])
     layers = {name: of_one(values) for name, values in series.items()}
+    rivals = [each for name, each in layers.items() if name in noisy] if _is_maximum(readings) else []
     return Estimated(
         whole.value,
-        whole.error,
+        max([whole.error, *(_overtaking(each, whole.value) for each in rivals)]),
         {name: each.value for name, each in layers.items()},
         {name: each.error for name, each in layers.items() if name in noisy},
         whole.bias,

@@ -176,11 +176,28 @@ def _along(gradient: Tensor, random: Tensor) -> Tensor:
 
 
 def _check(problem: Checked, batch: Batch, precision: _Precision) -> None:
-    if not _checked(problem, lambda parameters: problem.chunk_loss(parameters, batch), precision):
-        outputs = _weighted_outputs(problem, batch, precision)
-        if outputs is not None:
-            _checked(problem, outputs, precision)
+    any(_checked(problem, objective, precision) for objective in _objectives(problem, batch, precision))
     _refuse_a_loss_without_a_way(problem, batch)
+
+
+def _objectives(problem: Checked, batch: Batch, precision: _Precision) -> Iterator[Objective]:
+    """What is looked at in turn until something shows more than rounding: the loss; the outputs, weighted by its slopes;
+    and weighted at random, where the samples looked at have no slope, or no gradient."""
+    yield lambda parameters: problem.chunk_loss(parameters, batch)
+    weighted = _weighted_outputs(problem, batch, precision)
+    if weighted is not None:
+        yield weighted
+        yield _outputs_at_random(problem, batch)
+
+
+def _outputs_at_random(problem: Checked, batch: Batch) -> Objective:
+    def objective(parameters: Mapping[str, Tensor]) -> Tensor:
+        outputs = problem.chunk_outputs(parameters, batch)
+        drawn = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        total: Tensor = (drawn.to(outputs) * outputs).sum()
+        return total
+
+    return objective
 
 
 def _weighted_outputs(problem: Checked, batch: Batch, precision: _Precision) -> Objective | None:

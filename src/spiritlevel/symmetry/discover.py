@@ -1,5 +1,6 @@
 """Finding the rescaling symmetries of a network."""
 
+import functools
 import warnings
 from itertools import pairwise
 from typing import Any
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import TracingError
+from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.tensors import as_precision
 from spiritlevel.problem.wrappers import refuse_shards
 from spiritlevel.symmetry import rules_elementwise, rules_linear
 from spiritlevel.symmetry.group import TensorScale
@@ -98,6 +101,15 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
+def symmetries_of(problem: Problem) -> Symmetries:
+    """Those of a problem's network, on its first inputs in the precision of the weights, which that of the data may not be."""
+    precisions = {each.dtype for each in problem.model.parameters() if each.is_floating_point()}
+    first = problem.data.first
+    if len(precisions) == 1:
+        first = first.map(functools.partial(as_precision, precision=precisions.pop()))
+    return find_symmetries(problem.model, first.inputs)
 
 
 def _refuse_shared_memory(model: nn.Module) -> None:
