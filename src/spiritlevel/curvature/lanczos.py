@@ -165,12 +165,13 @@ class Lanczos:
 
     def advance(self, product: Tensor) -> None:
         """Take A times `request`; afterwards either `done` or a new `request`."""
-        self._open.append((self._size, self._taken(product)))
-        self._waiting = [rest for vector in self._waiting if length(rest := self.outside(vector), self.shards) > 0]
+        rest = self._taken(product)
+        # What waits or was outside of the basis may hold some of the vector that has come in.
+        self._waiting = [part for vector in self._waiting if length(part := self._less_newest(vector), self.shards) > 0]
+        self._open = [(index, self._less_newest(outside)) for index, outside in self._open]
+        self._open.append((self._size - 1, rest))
         values, vectors = self._decomposed()
         rounding = 16 * torch.finfo(product.dtype).eps * float(values.abs().max())
-        if len(self._open) > 1:  # a vector that has come in since may hold some of what was outside
-            self._open = [(index, self.outside(rest)) for index, rest in self._open]
         self._open = [(index, rest) for index, rest in self._open if length(rest, self.shards) > rounding]
         exhausted = self._size >= self._entries or not (self._open or self._waiting)
         if exhausted:
@@ -216,6 +217,13 @@ class Lanczos:
         remainder, column = self._divided(product)
         self._extend(column)
         return remainder
+
+    def _less_newest(self, vector: Tensor) -> Tensor:
+        """A vector that has nothing of the basis but for its newest vector, without what it has of that."""
+        newest = self._basis[self._size - 1]
+        for _ in range(2):
+            vector = vector - self.shards.total(float((newest * vector).sum(dtype=torch.float64))) * newest
+        return vector
 
     def outside(self, vector: Tensor) -> Tensor:
         """What is left of a vector outside of the basis."""

@@ -48,6 +48,13 @@ class Batch:
         return (self.inputs, self.targets) if self.form is None else self.form(self.inputs, self.targets)
 
     @property
+    def count_example(self) -> str:
+        """What a loss of the form (model, batch) could return: the mean, and the number of samples of a batch like this one."""
+        if isinstance(self.content, Mapping):
+            return f"loss, len(batch[{next(iter(self.content))!r}])"
+        return "loss, len(batch[0])" if isinstance(self.content, Sequence) else "loss, len(batch)"
+
+    @property
     def labelled(self) -> bool:
         """Whether the batch is a dict with labels among its entries."""
         return self.form is _with_labels

@@ -383,7 +383,7 @@ class Problem:
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpiritLevelError(
                 f"a loss of the form (model, batch) must return (mean loss, count), got {type(result).__name__}: return "
-                f"for example `{_counted(batch)}`"
+                f"for example `{batch.count_example}`"
             )
         return self.shards.held(result[0]), float(result[1])
 
@@ -446,11 +446,3 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
-
-
-def _counted(batch: Batch) -> str:
-    """What a loss could return: the mean, and the number of samples of a batch like this one."""
-    content = batch.content
-    if isinstance(content, Mapping):
-        return f"loss, len(batch[{next(iter(content))!r}])"
-    return "loss, len(batch[0])" if isinstance(content, Sequence) else "loss, len(batch)"
