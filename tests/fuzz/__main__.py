@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fuzz.campaign import campaign
-from fuzz.page import updated
+from fuzz.page import joined, updated
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 
@@ -22,7 +22,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=Path("out/fuzz.json"))
     parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument(
+        "--join", type=Path, nargs="+", metavar="JSON", help="only write the page, for these runs together"
+    )
     given = parser.parse_args()
+    if given.join:
+        together = joined([json.loads(path.read_text(encoding="utf-8")) for path in given.join])
+        given.page.write_text(updated(given.page.read_text(encoding="utf-8"), together), encoding="utf-8")
+        return 1 if together["findings"] else 0
     torch.set_num_threads(1)
     # A shell has jobs in the background ignore SIGINT, and so would this run and all it starts: nothing would be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,6 +1,7 @@
 """docs/reliability.md from the figures of a long run."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fuzz.check import OTHER_SEEDS, ROUNDING, WIDTH
@@ -13,6 +14,19 @@ def updated(page: str, figures: Mapping[str, Any]) -> str:
     before, _, rest = page.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n{tables(figures)}\n{END}{after}"
+
+
+def joined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of several runs, on several cores or days, as those of one."""
+    found = dict(runs[0])
+    for run in runs[1:]:
+        for name, value in run.items():
+            found[name] = _sum(found[name], value) if name not in ("torch", "seed") else found[name]
+    return found | {name: ", ".join(dict.fromkeys(str(run[name]) for run in runs)) for name in ("torch", "seed")}
+
+
+def _sum(first: Any, second: Any) -> Any:
+    return dict(Counter(first) + Counter(second)) if isinstance(first, Mapping) else first + second
 
 
 def tables(figures: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from fuzz.check import check, reason, unchanged
 from fuzz.losses import binary, cross_entropies, hinges
 from fuzz.networks import Network, matrices
 from fuzz.oracle import Truth, quantities, truths
-from fuzz.page import tables, updated
+from fuzz.page import joined, tables, updated
 from fuzz.reduce import reduced
 from fuzz.subjects import Options, Samples, Subject, build
 from measure_names import DEFINED
@@ -136,3 +136,11 @@ def test_bias_is_measured_against_the_definition(monkeypatch) -> None:
         assert not exact
         assert (abs(z) < 5).all()
         assert z[0] != z[1]
+
+
+def test_runs_on_several_cores_add_up():
+    one = {"torch": "2", "seed": 7, "inputs": 3, "verdicts": {"right": 2, "refused": 1}, "findings": []}
+    other = {"torch": "2", "seed": 8, "inputs": 5, "verdicts": {"right": 5}, "findings": ["x"]}
+    assert joined([one, other]) == {
+        "torch": "2", "seed": "7, 8", "inputs": 8, "verdicts": {"right": 7, "refused": 1}, "findings": ["x"],
+    }  # fmt: skip
