@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,6 +107,7 @@ class Lanczos:
         self._open: list[
             tuple[int, Tensor]
         ] = []  # basis vectors whose products reach out of the basis, and what is outside
+        self._asked: list[Any] | None = None  # the one of the two that the request is the first of
         self._beside = False  # whether further vectors were started from
         self.result: Eigenpair | None = None
         if self._entries == 0 or not length(start, shards) > 0:
@@ -166,6 +167,8 @@ class Lanczos:
     def advance(self, product: Tensor) -> None:
         """Take A times `request`; afterwards either `done` or a new `request`."""
         rest = self._taken(product)
+        if self._asked is not None:
+            self._asked.pop(0)
         # What waits or was outside of the basis may hold some of the vector that has come in.
         self._waiting = [part for vector in self._waiting if length(part := self._less_newest(vector), self.shards) > 0]
         self._open = [(index, self._less_newest(outside)) for index, outside in self._open]
@@ -184,8 +187,16 @@ class Lanczos:
         self._ask()
 
     def _ask(self) -> None:
-        """The next request: a vector to start from, or what is outside of the basis for the longest."""
-        self.request = unit(self._waiting.pop(0) if self._waiting else self._open.pop(0)[1], self.shards)
+        """The next request: a vector to start from, or what is outside of the basis for the longest.
+
+        It stays where it is until its product is here: what is outside of the basis counts in every residual.
+        """
+        self._asked = self._waiting or self._open
+        found = self._waiting[0] if self._waiting else self._open[0][1]
+        if self._beside:  # where little is left of a vector, rounding has brought the basis back into it
+            rest = self.outside(found)
+            found = rest if length(rest, self.shards) > 0 else found
+        self.request = unit(found, self.shards)
 
     def also(self, vectors: Sequence[Tensor], *, fewest: int, most: int) -> None:
         """Go on beside the basis, from further vectors as well; so many more products at least, and at most.
@@ -318,6 +329,7 @@ class Lanczos:
             part[: len(order)] = rotation @ part[: self._size]
         self._size = len(order)
         self._matrix = torch.diag(values[order])
+        self._open = [(self._size - 1, self._open[-1][1])]
 
     def _finish_zero(self, start: Tensor) -> None:
         """No direction at all: every block has norm zero, so the only eigenvalue is 0."""

@@ -49,10 +49,10 @@ class Batch:
 
     @property
     def count_example(self) -> str:
-        """What a loss of the form (model, batch) could return: the mean, and the number of samples of a batch like this one."""
+        """How a loss of the form (model, batch) could count the samples of a batch like this one."""
         if isinstance(self.content, Mapping):
-            return f"loss, len(batch[{next(iter(self.content))!r}])"
-        return "loss, len(batch[0])" if isinstance(self.content, Sequence) else "loss, len(batch)"
+            return f"len(batch[{next(iter(self.content))!r}])"
+        return "len(batch[0])" if isinstance(self.content, Sequence) else "len(batch)"
 
     @property
     def labelled(self) -> bool:

@@ -383,7 +383,7 @@ class Problem:
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpiritLevelError(
                 f"a loss of the form (model, batch) must return (mean loss, count), got {type(result).__name__}: return "
-                f"for example `{batch.count_example}`"
+                f"for example `{'out.loss' if hasattr(result, 'loss') else 'loss'}, {batch.count_example}`"
             )
         return self.shards.held(result[0]), float(result[1])
 
