@@ -24,6 +24,7 @@ from spiritlevel.study.settings import CellConfig, MeasureSection
 from spiritlevel.study.show.page import write_study_report
 from spiritlevel.study.store import CellFolder, StudyFolder, hash_of
 from spiritlevel.study.tables import read_tables
+from spiritlevel.study.trail import Place, Trail, first_crossing
 from spiritlevel.study.train import Trained, build, load_samples, train
 from spiritlevel.study.worker import DONE, compute
 from spiritlevel.subjects.checkpoint import load_checkpoint
@@ -93,17 +94,26 @@ def test_passes_in_vain_are_few_and_teach_how_the_training_set_differs():
 def test_levels_are_noticed_in_time_though_batches_have_five_times_the_loss(loss):
     """A network that learns by heart; what a few samples say of the loss after `t` epochs is off by a tenth, up or down."""
     eye = watch(1, 0.3, 0.1, 0.03, 0.01, 1e-3, samples=60_000, batch_size=256)
-    noticed, looks = {}, 0
+    noticed, looks, trail = {}, 0, Trail(torch.nn.Linear(1, 1))
+
+    def at(place: Place) -> float:
+        return loss(place.step / eye.steps_per_epoch)
+
     while eye.levels and eye.steps < 40 * eye.steps_per_epoch:
         now = loss(eye.steps / eye.steps_per_epoch)
         eye.suspects(5 * now)
+        trail.follow(eye.steps)
         if eye.wants_a_look():
             looks += 1
-            if eye.looked(now * (1.1 if looks % 2 else 0.9)):
-                marks = eye.passed(now)
-                noticed |= {mark.level: now for mark in marks}
-                if not marks:
+            off = 1.1 if looks % 2 else 0.9
+            if eye.looked(now * off):
+                found = first_crossing(
+                    trail.places, eye.levels[0], lambda place, off=off: off * at(place), lambda p: (at(p), 1.0)
+                )
+                noticed |= {mark.level: found[1][0] for mark in eye.passed(found[1][0])} if found else {}
+                if found is None:
                     eye.missed()
+            trail.forget(eye.steps)
     assert len(noticed) == 6
     assert all(0.6 * level < now <= level for level, now in noticed.items()), noticed
     assert 0.3 * looks * 2000 < 0.07 * eye.steps * 256  # a forward pass through layers of 512 costs 0.3 of a step

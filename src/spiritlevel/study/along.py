@@ -1,7 +1,8 @@
 """Weights along a training: kept where the train loss first falls to a level, and after chosen epochs.
 
 The losses of batches, which cost nothing, say when a level may be reached; where data are many, a few of them say how far the
-training set differs from its batches and whether the level is likely reached; a pass over the whole training set decides.
+training set differs from its batches and whether the level is likely reached; then one goes back to the first of the last steps
+(`trail.py`) where it is, and a pass over the whole training set decides.
 Nothing here draws a random number or changes a weight: a network is trained to the same bits with and without levels.
 """
 
@@ -13,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from spiritlevel.saved import sha256_of
 from spiritlevel.study.settings import MeasureSection
+from spiritlevel.study.trail import Place
 from spiritlevel.subjects.checkpoint import save_state_dict
 
 # Samples that the running mean of batch losses looks back on: a share of all that were trained on, because a loss falls ever
@@ -29,7 +31,7 @@ SPARE_PASSES, SPARE_PASSES_AN_EPOCH = 3, 0.05
 PAUSE = 1 / 20
 # What must be trained between two looks at a few samples, as a share of what was trained before: at least and at most. Between
 # them it is half of what is left to the next level, if the loss falls on as fast as it fell since one of the last two.
-SHORTEST_PAUSE, LONGEST_PAUSE = 1 / 100, 1 / 15
+SHORTEST_PAUSE, LONGEST_PAUSE = 1 / 40, 1 / 8
 # So near to a level, by the losses of batches, a look is worth it after the shortest pause.
 NEAR = 1.2
 # How far the loss of the training set may be thought to differ from the running mean: batch losses are noisy.
@@ -163,11 +165,10 @@ class Watch:
         return [*(Mark("loss", level) for level in crossed), *(Mark("epoch", mark) for mark in ended)]
 
 
-def kept_at(marks: Iterable[Mark], watch: Watch, scores: Scores, model: nn.Module) -> list[Kept]:
-    """A copy of the weights for every one of the marks, which share it."""
-    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    epoch = watch.steps / watch.steps_per_epoch
-    return [Kept(mark, watch.steps, epoch, scores, weights) for mark in marks]
+def kept_at(marks: Iterable[Mark], place: Place, watch: Watch, scores: Scores) -> list[Kept]:
+    """The weights of a place for every one of the marks, which share them."""
+    epoch = place.step / watch.steps_per_epoch
+    return [Kept(mark, place.step, epoch, scores, place.weights) for mark in marks]
 
 
 def write_kept(kept: Iterable[Kept], folder: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from spiritlevel.study.along import Kept, Mark, Scores, Watch, kept_at
 from spiritlevel.study.evaluation import Evaluation, gradient_norm
 from spiritlevel.study.learners import Alone, Learner, Together
 from spiritlevel.study.settings import CellConfig, DataSection, TrainingSection
+from spiritlevel.study.trail import Place, Trail, first_crossing
 from spiritlevel.subjects.data import SOURCES, Dataset, load_data
 from spiritlevel.subjects.networks import build_model
 from spiritlevel.subjects.networks.dense import FullyConnected
@@ -199,6 +200,7 @@ class _Run:
         self.curve: list[Epoch] = []
         self.watch = Watch(config.measure, len(self.x), config.training.batch_size)
         self.evaluation = Evaluation(self.x, self.y)
+        self.trail = Trail(self.model)
         self.along: list[Kept] = []
         self.tested_at = 0
         self.started = time.perf_counter()
@@ -213,22 +215,54 @@ class _Run:
     def took_step(self, batch_loss: float) -> None:
         """Notice that a step was made on a batch that had this loss before it."""
         suspected = self.watch.suspects(batch_loss)
+        if self.evaluation.many and self.watch.levels:
+            self.trail.follow(self.watch.steps)
         if self.watch.wants_a_look() if self.evaluation.many else suspected:
             self.model.eval()
             likely = not self.evaluation.many or self.watch.looked(self.evaluation.about(self.model))
-            if likely and not self.look()[0]:
+            if likely and not (self._go_back() if self.evaluation.many else self.look()[0]):
                 self.watch.missed()
+            self.trail.forget(self.watch.steps)
             self.model.train()
+
+    def _go_back(self) -> list[Mark]:
+        """Keep the weights of the first of the last steps that came to the next level, and to those after it."""
+        places = [*self.trail.places, self.trail.present(self.watch.steps)]
+        found: list[Mark] = []
+        while self.watch.levels and (not found or self._about(places[-1]) <= self.watch.levels[0]):
+            crossing = first_crossing(places, self.watch.levels[0], self._about, self._whole)
+            if crossing is None:
+                break
+            place, outcome = crossing
+            marks = self.watch.passed(outcome[0])
+            self._keep(marks, place, outcome)
+            found += marks
+            places = [later for later in places if later.step >= place.step]
+        return found
+
+    def _about(self, place: Place) -> float:
+        with self.trail.at(place) as model:
+            return self.evaluation.about(model)
+
+    def _whole(self, place: Place) -> tuple[float, float]:
+        with self.trail.at(place) as model:
+            return self.evaluation.whole(model)
+
+    def _keep(self, marks: list[Mark], place: Place, outcome: tuple[float, float]) -> None:
+        with self.trail.at(place) as model:
+            scores = Scores(*outcome, *self.evaluation.other(model, self.test.x, self.test.y))
+        self.along += kept_at(marks, place, self.watch, scores)
 
     def look(self, epoch: int | None = None) -> tuple[list[Mark], tuple[float, float]]:
         """Evaluate the network as it is, and keep its weights if it has come to a mark; `epoch` if one has just ended."""
         self.model.eval()
-        loss, accuracy = self.evaluation.whole(self.model)
-        marks = self.watch.passed(loss, epoch)
+        outcome = self.evaluation.whole(self.model)
+        crossed = self.watch.levels and outcome[0] <= self.watch.levels[0]
+        before = self._go_back() if crossed and self.trail.places else []
+        marks = self.watch.passed(outcome[0], epoch)
         if marks:
-            scores = Scores(loss, accuracy, *self.evaluation.other(self.model, self.test.x, self.test.y))
-            self.along += kept_at(marks, self.watch, scores, self.model)
-        return marks, (loss, accuracy)
+            self._keep(marks, self.trail.present(self.watch.steps), outcome)
+        return [*before, *marks], outcome
 
     def train_loss(self, epoch: int) -> float:
         """The train loss after this epoch, or about what it is where the epoch has no row in the curve."""
