@@ -24,6 +24,8 @@ from spiritlevel.study.worker import REFUSED
 WAIT = 0.2
 # Seconds for an address to accept a connection.
 PATIENCE = 5.0
+# How often a cluster is asked for its token: one that is busy may not answer in time.
+ASKED = 3
 # What Ray calls by names of its own; any other resource is one of the cluster's.
 _OPTIONS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 _HOST_AND_PORT = re.compile(r"(?P<host>[^/:]+):(?P<port>\d+)")
@@ -204,14 +206,18 @@ def _asks_for_another_token(address: str) -> bool:
     from ray import _raylet, exceptions
 
     with _standard_error_aside():
-        try:
-            # Where a token is asked for here and none is found, the client itself would end this process.
-            setup = importlib.import_module("ray._private.authentication.authentication_token_setup")
-            setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
-            vars(_raylet)["GcsClient"](address=address)
-        except getattr(exceptions, "AuthenticationError", ()):
-            return True
-        except Exception:  # another version of Ray, another way to ask: joining the cluster will tell
+        for _ in range(ASKED):
+            try:
+                # Where a token is asked for here and none is found, the client itself would end this process.
+                setup = importlib.import_module("ray._private.authentication.authentication_token_setup")
+                setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
+                vars(_raylet)["GcsClient"](address=address)
+            except getattr(exceptions, "AuthenticationError", ()):
+                return True
+            except getattr(exceptions, "RpcError", ()):  # not answered in time
+                continue
+            except Exception:  # another version of Ray, another way to ask: joining the cluster will tell
+                return False
             return False
     return False
 
