@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,34 @@ def test_a_folder_that_cannot_be_opened_does_not_keep_a_file_from_being_written(
         patch.setattr(os, "open", refuse)
         write_whole(tmp_path / "a", b"1")
     assert (tmp_path / "a").read_bytes() == b"1"
+
+
+def test_a_link_is_followed_and_a_pipe_is_written_into(tmp_path):
+    """A rename would put a file in their place, also in that of /dev/null."""
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_whole(tmp_path / "link", "a")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "a"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", "b")
+    assert os.read(reader, 10) == b"b"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_an_open_file_is_written_into_by_its_name_under_dev(tmp_path):
+    """Standard output that a shell has sent into a file: the shell would not see one that is put in its place."""
+    with (tmp_path / "out").open("w+b") as stream:
+        write_whole(f"/dev/fd/{stream.fileno()}", "a")
+        assert os.fstat(stream.fileno()).st_size == 1
+
+
+def test_an_error_of_the_disk_names_the_file(tmp_path, monkeypatch):
+    def full(*_arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{tmp_path / 'a'}'")):
+        write_whole(tmp_path / "a", b"1")
+    assert list(tmp_path.iterdir()) == []

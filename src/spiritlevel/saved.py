@@ -103,6 +103,9 @@ class Saved:
         return cls.from_dict(cls._format.load(path))
 
 
+# Where names stand for what a process has open.
+STREAMS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
+
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
@@ -114,10 +117,30 @@ def write_json(path: str | os.PathLike[str], content: Mapping[str, Any], indent:
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write a file that is never seen half written, not even after the machine died.
 
-    Through a temporary file beside it, which is flushed to the disk and then renamed.
+    Through a temporary file beside it, which is flushed to the disk and then renamed. A link is followed. A device or a
+    pipe, such as /dev/stdout, is written into: a rename would put a file in its place.
     """
-    target = Path(path)
     data = content.encode() if isinstance(content, str) else content
+    try:
+        if _is_stream(Path(path)):
+            with Path(path).open("wb") as stream:
+                stream.write(data)
+        else:
+            _replace(Path(os.path.realpath(path)), data)
+    except OSError as error:  # that the disk is full does not say which
+        if error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _is_stream(path: Path) -> bool:
+    """A device, a pipe or a name for an open file."""
+    if path.absolute().parent in STREAMS:
+        return path.exists()
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _replace(target: Path, data: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:

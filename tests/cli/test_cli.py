@@ -233,6 +233,16 @@ def test_an_unexpected_error_is_named_and_leaves_with_1(run, tmp_path, monkeypat
     assert run("measure", "broken:network", "--data", DATA) == (1, "", said)
 
 
+def test_a_full_disk_is_told_with_the_file_and_leaves_with_1(run, weights, tmp_path, monkeypatch) -> None:
+    def full(*_arguments) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    given = ["mlp:6-5", "--data", DATA, "--checkpoint", weights, "--measures", "hessian_trace", "--quiet"]
+    said = f"failed: {tmp_path / 'a.json'}: No space left on device\n"
+    assert run("measure", *given, "--json", tmp_path / "a.json") == (1, "", said)
+
+
 # --- demo and module -----------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from report_samples import LAYERS, RECORDS, demo_reports, neurons, sample_report
 from spiritlevel.show.drawing import Drawing, palette
 from spiritlevel.show.figures import convergence, layer_profile, neuron_distribution
 from spiritlevel.show.ratios import ratio_comparison
-from spiritlevel.show.scales import LogScale, _tick_text
+from spiritlevel.show.scales import LogScale, tick_text
 from spiritlevel.show.sections import comparison_drawing, layer_section, neuron_section
 
 HOSTILE = "<img src=x onerror=alert(1)>$\\frac{1}{0}$ & \x00 \U0001f600 ]]> --> </svg>"
@@ -271,4 +271,6 @@ def test_dollars_in_names_are_not_formulas() -> None:
 
 def test_ticks_of_a_logarithmic_axis_say_where_they_stand() -> None:
     assert LogScale.of([8000.0, 41000.0]).ticks()[:2] == [10000.0, 15000.0]
-    assert [_tick_text(tick) for tick in (10000.0, 15000.0, 20000.0, 1.2e-4)] == ["10⁴", "15000", "20000", "1.2×10⁻⁴"]
+    mixed = [tick_text(tick, powers=False) for tick in (10000.0, 15000.0, 20000.0, 1.2e-4, 1e6, 2e6)]
+    assert mixed == ["10000", "15000", "20000", "1.2×10⁻⁴", "10⁶", "2×10⁶"]
+    assert [tick_text(tick, powers=True) for tick in (1e-4, 1e-2, 1.0, 1e4)] == ["10⁻⁴", "0.01", "1", "10⁴"]

@@ -134,6 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         _leave(f"error: {error}", WRONG_USE)
+    except OSError as error:
+        if debug:
+            raise
+        _leave(f"failed: {error.filename}: {error.strerror}" if error.filename else f"failed: {error}", FAILED)
     except Exception as error:
         if debug:
             raise

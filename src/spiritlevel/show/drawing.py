@@ -22,6 +22,7 @@ import matplotlib
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from spiritlevel.saved import write_whole
 from spiritlevel.show.numbers import Numbers
 
 INK = "#1b1c1d"
@@ -84,15 +85,17 @@ class Drawing:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the picture on white, in the format of the file's ending (.png, .svg, .pdf): same input, same bytes."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target = Path(path) if Path(path).suffix else Path(path).with_suffix(".png")
         # Dates and versions are left out; a PDF calls its date otherwise.
         nameless = {".svg": {"Date": None, "Title": self.title, "Description": self.description},
                     ".png": {"Software": None, "Title": self.title, "Description": self.description},
                     ".pdf": {"CreationDate": None, "Title": self.title}}  # fmt: skip
+        kind = target.suffix.lower()
+        metadata: Any = nameless.get(kind)
+        drawn = io.BytesIO()
         with style(), matplotlib.rc_context({"svg.fonttype": "path"}):
-            metadata: Any = nameless.get(target.suffix.lower())
-            self.figure.savefig(target, dpi=200, facecolor="white", metadata=metadata)
+            self.figure.savefig(drawn, format=kind.removeprefix("."), dpi=200, facecolor="white", metadata=metadata)
+        write_whole(target, drawn.getvalue())
 
 
 def series_colour(index: int) -> str:

@@ -60,7 +60,10 @@ class LogScale:
         ticks = self.ticks() + ([self.floor] if self.floor else [])
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda tick, _: "≤ 0" if tick == self.floor else _tick_text(tick)))
+        powers = all(_is_power(tick) for tick in self.ticks())
+        axis.set_major_formatter(
+            FuncFormatter(lambda tick, _: "≤ 0" if tick == self.floor else tick_text(tick, powers))
+        )
         light_grid(axes, "y" if vertical else "x")
 
 
@@ -69,10 +72,15 @@ def light_grid(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
     axes.grid(axis=axis, color=INK, alpha=0.15, linewidth=0.6)
 
 
-def _tick_text(value: float) -> str:
+def _is_power(value: float) -> bool:
     exponent = math.log10(value)
-    if abs(exponent) >= 4 and abs(exponent - round(exponent)) < 1e-9:
-        return power_of_ten(round(exponent))
+    return abs(exponent - round(exponent)) < 1e-9
+
+
+def tick_text(value: float, powers: bool) -> str:
+    """What stands at a tick; `powers` if all ticks are powers of ten. Beside 15000 stands 10000, not 10⁴."""
+    if _is_power(value) and not 1e-4 < value < 1e4 and (powers or "×" in significant(value, 1)):
+        return power_of_ten(round(math.log10(value)))
     # Some ticks have two digits: 15000 must not stand as 20000.
     digits = 1 if math.isclose(float(f"{value:.0e}"), value) else 2
     return f"{value:g}" if 1e-3 <= value < 1e4 else significant(value, digits)
