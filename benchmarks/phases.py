@@ -36,10 +36,12 @@ PHASES = {
     "spiritlevel.measuring.evidence.block_eigenpairs": "Krylov vectors of layers",
     "spiritlevel.curvature.hessian.HessianProducts.has_part": "graphs",
     "spiritlevel.curvature.hessian.HessianProducts.on_part": "H·v on the part",
+    "spiritlevel.curvature.hessian.HessianProducts.on_wider_part": "H·v on the wider part",
     "spiritlevel.curvature.hessian.HessianProducts.__call__": "H·v on all data",
     "spiritlevel.curvature.hessian.HessianProducts.step_errors": "steps of differences",
     "spiritlevel.curvature.blocks.GaussNewtonBlocks.has_part": "layers: δ",
     "spiritlevel.curvature.blocks.GaussNewtonBlocks.on_part": "layers: products on the part",
+    "spiritlevel.curvature.blocks.GaussNewtonBlocks.on_wider_part": "layers: products on the wider part",
     "spiritlevel.curvature.blocks.GaussNewtonBlocks.__call__": "layers: products on all data",
     "spiritlevel.curvature.blocks.GaussNewtonBlocks.left_out": "layers: what is left out",
 }

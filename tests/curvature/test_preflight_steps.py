@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.problem import Problem
 
 
@@ -21,3 +22,28 @@ def test_a_network_whose_loss_is_all_but_zero_is_measured():
     problem = Problem(model, "cross_entropy", (x, y))
     assert 0 < problem.loss() < 1e-9
     assert HessianProducts(problem).method == "kept graph"
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+def like_tokens(scale):
+    """Attention on tokens that are all alike: in truth scores have no effect, and rounding gives them one of scale⁴."""
+    torch.manual_seed(1)
+    x = scale * torch.eye(4, dtype=torch.float64)[:2].unsqueeze(1).expand(2, 3, 4)
+    return Problem(Attending().double(), "mse", (x.clone(), torch.zeros(2, 3, dtype=torch.float64)))
+
+
+def test_what_is_not_symmetric_is_an_error_and_in_the_end_a_refusal():
+    assert HessianProducts(like_tokens(1.0)).relative_error < 1e-13
+    assert 1e-12 < HessianProducts(like_tokens(1e3)).relative_error < 1e-3
+    with pytest.raises(
+        SpiritLevelError, match="at its weights, along two directions that must give the same both ways round"
+    ):
+        HessianProducts(like_tokens(1e6))

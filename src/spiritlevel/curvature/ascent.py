@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spiritlevel.curvature.lanczos import length, unit
+from spiritlevel.curvature.vectors import length, unit
 from spiritlevel.curvature.ways import Flat
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem

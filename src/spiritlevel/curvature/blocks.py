@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.columns import columns_needed, parts, trace_left
-from spiritlevel.curvature.hessian import LIGHT_BUDGET, MOST_IN_PART, spread_part, tiers
+from spiritlevel.curvature.hessian import ALL, HEAVY, LIGHT_BUDGET, MOST_IN_PART, PART, WIDER, spread_part, tiers
 from spiritlevel.curvature.statistics import TappedChunk
 from spiritlevel.curvature.taps import LinearUse
 from spiritlevel.problem.batches import Batch
@@ -54,6 +54,7 @@ class _Chunk:
     shares: Tensor  # (columns, samples): weight in the mean times sign
     weight: float
     bytes: int
+    place: int = ALL
 
 
 class GaussNewtonBlocks:
@@ -82,9 +83,8 @@ class GaussNewtonBlocks:
         self._tiers = tiers(problem)
         self._chunk_size = problem.part_chunk_size()
         self._kept: list[_Chunk] = []
-        self._count = 0
+        self._built = self._spent = 0  # chunks pulled back so far, and what those that are kept take
         self._weight = self._part_share = 0.0  # of this process's data, and of all processes' parts, in the mean
-        self._places = [0, 0]  # where the chunks of heavy samples end, and of those that stand in for the others
         self._prepared = False
 
     def __call__(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -97,6 +97,13 @@ class GaussNewtonBlocks:
         share = self._part_share
         self.problem.work.add(passes=share, products=share)
         return self._sum(vectors, self._weighted_part())
+
+    def on_wider_part(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same over the samples that hold all but next to nothing of the mass, where `is_wider`."""
+        assert self._tiers is not None
+        share = 1 - len(self._tiers.others) / self.problem.samples
+        self.problem.work.add(passes=share, products=share)
+        return self._sum(vectors, ((chunk, 1.0) for chunk in self._chunks(WIDER)))
 
     def on_other_part(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same over samples that are not in the part; over the part where that holds nearly all of the mass."""
@@ -124,9 +131,8 @@ class GaussNewtonBlocks:
     def has_part(self) -> bool:
         """Whether part of the data to start from is kept; pulls the columns back if that has not happened yet."""
         if not self._prepared:
-            for _ in self._chunks():
-                pass
-            self.problem.work.add(passes=1)
+            pulled = sum(chunk.weight for chunk in self._chunks(PART if self.heavy_first else ALL))
+            self.problem.work.add(passes=1 if self._prepared else pulled)
         self._part_share = self.problem.ranks.total(sum(chunk.weight for chunk in self._part()))
         return 0 < self._part_share <= (1.0 if self.heavy_first else MOST_IN_PART)
 
@@ -135,17 +141,22 @@ class GaussNewtonBlocks:
         """Whether the part is the samples that hold nearly all of the mass, not a random tenth of all."""
         return self._tiers is not None
 
+    @property
+    def is_wider(self) -> bool:
+        """Whether there is a wider part between the heavy samples and all."""
+        return self._tiers is not None and len(self._tiers.ring) > 0
+
     def _part(self) -> list[_Chunk]:
         """The heavy samples and those that stand in for the light ones, or about a tenth of the data."""
         if self.heavy_first:
-            return self._kept[: self._places[1]]
+            return [chunk for chunk in self._kept if chunk.place <= PART]
         return spread_part(self._kept, self._weight, self.problem.samples)
 
     def _weighted_part(self) -> Iterator[tuple[_Chunk, float]]:
         """The part with factors that make it stand for all of the data."""
         factor = 1 / self._part_share if self._tiers is None else self._tiers.factor
-        for index, chunk in enumerate(self._part()):
-            yield chunk, 1.0 if index < self._places[0] else factor
+        for chunk in self._part():
+            yield chunk, 1.0 if chunk.place == HEAVY else factor
 
     def _sum(self, vectors: Mapping[str, Tensor], chunks: Iterable[tuple[_Chunk, float]]) -> dict[str, Tensor]:
         sums = {name: torch.zeros_like(vector, dtype=torch.float64) for name, vector in vectors.items()}
@@ -155,39 +166,46 @@ class GaussNewtonBlocks:
         self.problem.ranks.sum_(list(sums.values()))
         return {name: total.to(vectors[name].dtype) for name, total in sums.items()}
 
-    def _chunks(self) -> Iterator[_Chunk]:
-        yield from self._kept
-        if self._prepared and len(self._kept) == self._count:
+    def _chunks(self, last: int = ALL) -> Iterator[_Chunk]:
+        """The chunks of one pass, or of its samples up to this place: kept ones first, others pulled back anew."""
+        yield from [chunk for chunk in self._kept if chunk.place <= last]
+        if self._prepared and len(self._kept) == self._built:
             return
-        spent, self._count, self._weight = sum(chunk.bytes for chunk in self._kept), 0, 0.0
-        keeping = not self._prepared
-        for index, (batch, weight, most, place) in enumerate(self._batches()):
-            self._count = index + 1
-            self._places = [index + 1 if place <= end else count for end, count in enumerate(self._places)]
-            self._weight += weight
-            if index < len(self._kept) and self._prepared:
+        skipped = len(self._kept)
+        for index, (batch, weight, most, place) in enumerate(self._batches(last)):
+            if index < skipped:
                 continue
             tapped = TappedChunk(self.problem, self._anatomy, batch, inputs=False)
-            chunk = self._pull(tapped, batch.targets, weight, most)
-            spent += chunk.bytes
-            keeping = keeping and spent <= (
-                min(LIGHT_BUDGET, self._budget) if self.heavy_first and place == 2 else self._budget
-            )
-            if keeping:
-                self._kept.append(chunk)
+            chunk = self._pull(tapped, batch.targets, weight, most, place)
+            if index == self._built:
+                self._note(chunk)
             yield chunk
-        self._prepared = True
+        self._prepared |= last == ALL
 
-    def _batches(self) -> Iterator[tuple[Batch, float, int | None, int]]:
-        """Batches with their weights, how many columns of their samples are taken (None: all), and their place: heavy ones
-        have 0, those that stand in for the others 1."""
+    def _note(self, chunk: _Chunk) -> None:
+        """Of a chunk that is pulled back for the first time: keep it if it fits."""
+        light = self._tiers is not None and chunk.place == ALL
+        self._spent += chunk.bytes
+        if (
+            self._spent <= (min(LIGHT_BUDGET, self._budget) if light else self._budget)
+            and len(self._kept) == self._built
+        ):
+            self._kept.append(chunk)
+        self._weight += chunk.weight
+        self._built += 1
+
+    def _batches(self, last: int) -> Iterator[tuple[Batch, float, int | None, int]]:
+        """Batches up to the `last` place with their weights, how many columns of their samples are taken (None: all), and their
+        place."""
         if self._needed is None and self._tiers is None:
             for batch, weight in self.problem.chunks(self._chunk_size):
-                yield batch, weight, None, 2
+                yield batch, weight, None, ALL
             return
         for place, rows in enumerate(self._tiers or [torch.arange(self.problem.samples)]):
+            if self.heavy_first and place > last:
+                return
             for batch, most in self._picked(rows):
-                yield batch, self.problem.weight_of(batch), most, place if self.heavy_first else 2
+                yield batch, self.problem.weight_of(batch), most, place if self.heavy_first else ALL
 
     def _picked(self, rows: Tensor) -> Iterator[tuple[Batch, int | None]]:
         """Batches of these samples, those together of which as many columns are taken."""
@@ -200,7 +218,9 @@ class GaussNewtonBlocks:
         for batch, _, most in parts(self.problem, needed, torch.zeros(0, dtype=torch.long), self._chunk_size):
             yield batch, most
 
-    def _pull(self, tapped: TappedChunk, targets: Tensor | None, weight: float, most: int | None = None) -> _Chunk:
+    def _pull(
+        self, tapped: TappedChunk, targets: Tensor | None, weight: float, most: int | None = None, place: int = ALL
+    ) -> _Chunk:
         assert targets is not None
         factor = output_factor(self.problem.loss_function, tapped.outputs, targets)
         columns = list(itertools.islice(factor.columns(), most))
@@ -216,7 +236,7 @@ class GaussNewtonBlocks:
             size += deltas.numel() * deltas.element_size() + use.phi.numel() * use.phi.element_size()
         ones = torch.full((tapped.samples,), weight / tapped.samples, dtype=tapped.outputs.dtype)
         shares = torch.stack([ones if signs is None else ones * signs.cpu() for _, signs in columns])
-        return _Chunk(layers, shares.to(tapped.outputs), weight, size)
+        return _Chunk(layers, shares.to(tapped.outputs), weight, size, place)
 
 
 def _product(uses: list[_Pulled], shares: Tensor, vector: Tensor) -> Tensor:

@@ -43,6 +43,8 @@ FEWEST_ALIKE = 256
 STAND_IN = 512
 # Nothing is left to chance where chance may change a layer's trace by so many times the tolerance.
 TOO_MUCH = 4.0
+# Nor of fewer samples than these: an eighth of them says too little of the others, and there is little to save.
+FEWEST_TO_LEAVE = 200
 
 
 def sweep_within(
@@ -59,9 +61,9 @@ def columns_needed(problem: Problem, tolerance: float) -> Tensor | None:
     """How many columns of every sample are swept one by one so that all others hold less than `tolerance` of ΣtrS.
 
     At a minimum that fits its data nearly all curvature sits in a few columns of a few samples. None where little is
-    saved, where the network is small, or where less than 1e-6 is asked for: then all are swept, and nothing is random.
+    saved, where the network is small or samples are few, or where less than 1e-6 is asked for: then all are swept, and nothing is random.
     """
-    if tolerance < LEAST_LEFT or not problem.alone or problem.small:
+    if tolerance < LEAST_LEFT or not problem.alone or problem.small or problem.samples < FEWEST_TO_LEAVE:
         return None
     sizes = problem.survey.sizes
     if sizes is None or sizes.shape[1] > MOST_COLUMNS:

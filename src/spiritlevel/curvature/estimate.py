@@ -143,6 +143,9 @@ def probe(
 ) -> Estimates:
     """Probe the blocks of the parameters in `bent` until each total is known to `tolerance` or probes run out.
 
+    An error that is within the tolerance is partly luck: of something that is rarely large, few draws show too small a mean
+    and too small a spread together. So what seems known is probed half as many times again, whatever that says.
+
     `known` holds the exact part of each statistic, against whose size the tolerance is meant.
     """
     estimates = Estimates()
@@ -155,10 +158,10 @@ def probe(
     size = sum(count(name) for name in dict.fromkeys(name for _, name in open_kinds))
     # The first round is drawn in any case, and all of them where the whole Hessian takes no more products: it is exact.
     left = dict.fromkeys(open_kinds, most_probes if size <= most_probes else GROUPS)
-    rounds, draw = 0, Draws(generator, products.problem.shards)
+    rounds, draw, last = 0, Draws(generator, products.problem.shards), dict[tuple[str, str], int]()
     products.expect_many()
     while open_kinds and rounds * GROUPS < most_probes:
-        formed = blocks_worth_forming(products, open_kinds, left)
+        formed = blocks_worth_forming(products, [each for each in open_kinds if each not in last], left)
         for name in formed:
             kinds = [kind for kind, other in every if other == name]
             _form(products, layers.get(name), name, kinds, estimates, metrics)
@@ -171,10 +174,13 @@ def probe(
             _one_round(products, layers, open_kinds, group, rounds, estimates, draw, metrics)
         rounds += 1
         for kind, name in open_kinds:
+            estimates.found[kind][name].probes = rounds * GROUPS
+        open_kinds = [each for each in open_kinds if last.get(each, math.inf) > rounds]
+        for kind, name in (each for each in open_kinds if each not in last):
             probed = estimates.found[kind][name]
-            probed.probes = rounds * GROUPS
             left[kind, name] = probed.still_needed(known.get(kind, {}).get(name), tolerance, most_probes)
-        open_kinds = [(kind, name) for kind, name in open_kinds if left[kind, name] > 0]
+            if left[kind, name] <= 0:
+                last[kind, name] = rounds + -(-rounds // 2)
     return estimates
 
 
@@ -202,13 +208,17 @@ def _form(
     estimates: Estimates,
     metrics: Metrics,
 ) -> None:
-    """The exact statistics of one parameter, from its block of the Hessian."""
+    """The exact statistics of one parameter, from its block of the Hessian.
+
+    Unit vectors are stretched to the size of its entries: of weights of 1e10 the images of vectors of size one would vanish.
+    """
     weight = products.problem.parameters[name]
-    units = torch.eye(weight.numel(), dtype=weight.dtype, device=weight.device)
+    stretch = _power_of_two(float(weight.double().square().mean().sqrt())) if weight.numel() else 1.0
+    units = stretch * torch.eye(weight.numel(), dtype=weight.dtype, device=weight.device)
     images: list[Tensor] = []
     for some in torch.split(units, UNIT_VECTORS):
         found = products.within([{name: unit.view(weight.shape)} for unit in some])
-        images += [image[name].reshape(-1).double() for image in found]
+        images += [image[name].reshape(-1).double() / stretch for image in found]
     estimates.products += len(units)
     block = torch.stack(images) if images else weight.new_zeros(0, 0, dtype=torch.float64)
     skew = (block - block.mT).abs()  # rounding: what is formed may be a difference of far larger numbers
@@ -222,6 +232,11 @@ def _form(
         else:
             exact, rounding = (_forms(kind, *of, layer) for of in ((block, weight), (skew, weight.abs())))
         estimates.found.setdefault(kind, {})[name] = Probed(exact.unsqueeze(0), rounding=rounding)
+
+
+def _power_of_two(size: float) -> float:
+    """One that is about as large, so that nothing is rounded by it; 1 for zero."""
+    return 2.0 ** math.frexp(size)[1] if size > 0 else 1.0
 
 
 def _compare(

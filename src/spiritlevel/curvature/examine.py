@@ -49,7 +49,10 @@ def examine(problem: Problem) -> Anatomy:
         work = sum(math.prod(shape) * sizes[name] for name, shape in small.calls if name in layers) // 2
         anatomy = Anatomy(layers, axes, dict(small.bent), outputs[0].numel(), spread, work)
         anatomy = joined(anatomy, [*problem.survey.seen, *_seen_together(problem)])
-        return _confirmed(problem, anatomy, _shown(problem, set(anatomy.axes)))
+        shown = _shown(
+            problem, set(anatomy.axes)
+        )  # come together here, and nowhere else: an expert may get some of them
+        return _confirmed(problem, joined(anatomy, [seen_on(problem, shown.batch)]), shown)
 
 
 def _seen_together(problem: Problem) -> Iterator[Seen]:

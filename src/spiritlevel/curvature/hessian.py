@@ -31,10 +31,14 @@ GRAPH_BUDGET, GRAPH_COPIES = 1536 << 20, 4
 # The part of the data that a search starts from has so many samples at least, up to a fifth of all. It is made of whole chunks,
 # and of few samples there are few; a part of more than this share is not worth its products.
 PART_SAMPLES, MOST_IN_PART = 200, 1 / 3
-# Where samples differ in how much they curve, the part is the heaviest of them: those that hold all but so much of all mass. Few
-# products follow with the others, so that of their graphs no more is kept than this.
-LEFT_OF_HEAVY, LIGHT_BUDGET = 5e-2, 64 << 20
+# Where samples differ in how much they curve, the part is the heaviest of them: those that hold all but so much of all mass. What
+# it says is corrected on a wider part, which holds all but the first of these shares that makes it small enough.
+LEFT_OF_HEAVY, LEFT_OF_WIDE = 1e-1, (5e-3, 1e-2, 2e-2)
 MOST_HEAVY = 0.4  # of all samples: more are not worth their products
+# Few products follow with the samples of the wider part and fewer with all others, so that of their graphs no more is kept than this.
+WIDE_BUDGET, LIGHT_BUDGET = 192 << 20, 64 << 20
+# Where a sample belongs: to the heavy ones, to those that stand in for the others (both are the part), to the wider part, to all.
+HEAVY, PART, WIDER, ALL = range(4)
 # A few of the others stand in for all of them, so that what they have in common is not overlooked: so many, or a tenth.
 STANDING_IN = 128
 # A difference of gradients is taken again with a step so many times as long.
@@ -48,6 +52,7 @@ class _Kept:
     leaves: list[Tensor]
     edges: Edges
     weight: float
+    place: int
 
 
 class _Sum:
@@ -97,7 +102,7 @@ class HessianProducts:
         self.method, self.notes, self.relative_error = chosen.method, list(chosen.notes), chosen.relative_error
         copies = GRAPH_COPIES * self.flat.size * problem.parameters_like().element_size()
         self._budget = _common_budget(problem, copies) if budget is None else budget
-        self._light_budget = min(LIGHT_BUDGET, self._budget)
+        self._wide_budget, self._light_budget = (min(most, self._budget) for most in (WIDE_BUDGET, LIGHT_BUDGET))
         self._chunk_size = problem.part_chunk_size()
         self._part_share = 0.0  # of all processes' parts in the mean
         self.release()
@@ -115,6 +120,14 @@ class HessianProducts:
         """H times every vector over part of the data only: a cheap stand-in to start a search from."""
         share = self._part_share
         found = self._sum(vectors, self._weighted_part())
+        self.problem.work.add(passes=share, products=share * len(vectors))
+        return found
+
+    def on_wider_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """H times every vector over the samples that hold all but next to nothing of the mass, where `is_wider`."""
+        assert self._tiers is not None
+        found = self._sum(vectors, self._chunks(WIDER))
+        share = 1 - len(self._tiers.others) / self.problem.samples
         self.problem.work.add(passes=share, products=share * len(vectors))
         return found
 
@@ -139,7 +152,7 @@ class HessianProducts:
     def expect_many(self) -> None:
         """Many products follow: keep all graphs that fit."""
         if self._tiers is not None and self._light_budget < self._budget:
-            self._light_budget = self._budget
+            self._wide_budget = self._light_budget = self._budget
             self.release()
 
     @property
@@ -157,11 +170,16 @@ class HessianProducts:
         """Whether the part is the samples that hold nearly all of the mass, not a random tenth of all."""
         return self._tiers is not None
 
+    @property
+    def is_wider(self) -> bool:
+        """Whether there is a wider part between the heavy samples and all."""
+        return self._tiers is not None and len(self._tiers.ring) > 0
+
     def has_part(self) -> bool:
         """Whether part of the data is kept; builds the graphs it needs if that has not happened yet."""
         if self.method == "kept graph" and not self._prepared:
             with self.problem.undisturbed():
-                built = sum(weight for _, weight in itertools.islice(self._chunks(), self._part_chunks))
+                built = sum(weight for _, weight in self._chunks(PART if self.heavy_first else ALL))
             self.problem.work.add(passes=1 if self._prepared else built)
         self._part_share = self.problem.ranks.total(sum(kept.weight for kept in self._part()))
         return 0 < self._part_share <= (1.0 if self.heavy_first else MOST_IN_PART)
@@ -169,15 +187,14 @@ class HessianProducts:
     def _part(self) -> list[_Kept]:
         """The heavy samples and those that stand in for the light ones, or about a tenth of this process's data."""
         if self._tiers is not None:
-            return self._kept[: self._part_chunks]
+            return [kept for kept in self._kept if kept.place <= PART]
         return spread_part(self._kept, self._weight, self.problem.samples)
 
     def _weighted_part(self) -> Iterator[tuple[_Kept, float]]:
         """The part with weights that make it stand for all of the data."""
-        heavy = 0 if self._tiers is None else len(self._pieces(self._tiers.heavy))
         factor = 1 / self._part_share if self._tiers is None else self._tiers.factor
-        for index, kept in enumerate(self._part()):
-            yield kept, kept.weight * (1.0 if index < heavy else factor)
+        for kept in self._part():
+            yield kept, kept.weight * (1.0 if kept.place == HEAVY else factor)
 
     def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
         sums = [_Sum(vector, self.problem.ranks) for vector in vectors]
@@ -255,30 +272,35 @@ class HessianProducts:
         self.problem.work.add(passes=1, products=1)
         return self.problem.ranks.total(self.problem.shards.total(total))
 
-    def _chunks(self) -> Iterator[tuple[Any, float]]:
-        """The chunks of one pass: kept graphs first, fresh ones after them."""
+    def _chunks(self, last: int = ALL) -> Iterator[tuple[Any, float]]:
+        """The chunks of one pass, or of its samples up to this place: kept graphs first, fresh ones after them."""
         if self.method != "kept graph":
             yield from self.problem.chunks(self._chunk_size)
             return
-        yield from [(kept, kept.weight) for kept in self._kept]
+        yield from [(kept, kept.weight) for kept in self._kept if kept.place <= last]
         if self._prepared and len(self._kept) == self._built:
             return
-        for index, (chunk, weight) in enumerate(self._batches(len(self._kept)), start=len(self._kept)):
-            kept, value, slope = self._graph(chunk, weight)
+        for index, (chunk, weight, place) in enumerate(self._batches(len(self._kept), last), start=len(self._kept)):
+            kept, value, slope = self._graph(chunk, weight, place)
             if index == self._built:
                 self._note(kept, value, slope, len(chunk))
             del slope
             yield kept, weight
-        self._finish()
+        if last == ALL:
+            self._finish()
 
-    def _batches(self, start: int) -> Iterator[tuple[Batch, float]]:
-        """The data from the `start`-th chunk on, heavy samples first where that is the order."""
+    def _batches(self, start: int, last: int) -> Iterator[tuple[Batch, float, int]]:
+        """The data from the `start`-th chunk on up to the `last` place, heavy samples first where that is the order."""
         if self._tiers is None:
-            yield from itertools.islice(self.problem.chunks(self._chunk_size), start, None)
+            for batch, weight in itertools.islice(self.problem.chunks(self._chunk_size), start, None):
+                yield batch, weight, ALL
             return
-        for rows in [piece for samples in self._tiers for piece in self._pieces(samples)][start:]:
+        pieces = [(piece, place) for place, samples in enumerate(self._tiers) for piece in self._pieces(samples)]
+        for rows, place in pieces[start:]:
+            if place > last:
+                return
             batch = self.problem.picked(rows)
-            yield batch, self.problem.weight_of(batch)
+            yield batch, self.problem.weight_of(batch), place
 
     def _pieces(self, rows: Tensor) -> list[Tensor]:
         return list(torch.split(rows, self._chunk_size)) if len(rows) else []
@@ -286,8 +308,7 @@ class HessianProducts:
     def _note(self, kept: _Kept, value: float, slope: list[Tensor], samples: int) -> None:
         """Of a chunk whose graph is built for the first time: its loss, its gradient, and its graph if that fits."""
         self._spent += self._graph_bytes(samples)
-        heavy = self._part_chunks is None or self._built < self._part_chunks
-        if self._spent <= (self._budget if heavy else self._light_budget) and len(self._kept) == self._built:
+        if self._spent <= self._budget_at(kept.place) and len(self._kept) == self._built:
             self._kept.append(kept)
         if self._slope is None:
             self._slope = torch.zeros(self.flat.size, dtype=torch.float64, device=self.problem.device)
@@ -309,29 +330,28 @@ class HessianProducts:
         self._slope = None
         self.problem.work.add(gradients=1)
 
-    @property
-    def _part_chunks(self) -> int | None:
-        """How many chunks the heavy samples and those that stand in fill; None where all samples count alike."""
-        if self._tiers is None:
-            return None
-        return len(self._pieces(self._tiers.heavy)) + len(self._pieces(self._tiers.standing))
+    def _budget_at(self, place: int) -> int:
+        """What graphs may take, those of samples at this place included."""
+        if self._tiers is None or place <= PART:
+            return self._budget
+        return self._wide_budget if place == WIDER else self._light_budget
 
     def _graph_bytes(self, samples: int) -> int:
         """What keeping the graph of a chunk takes: what autograd saves for every sample."""
         if self._bytes_per_sample is None:
             few = self.problem.few_samples(4)
             with self.problem.counting_saved() as saved:
-                self._graph(few, 1.0)
+                self._graph(few, 1.0, ALL)
             self._bytes_per_sample = self.problem.shards.largest(saved.bytes / len(few))
         return int(samples * self._bytes_per_sample)
 
-    def _graph(self, chunk: Batch, weight: float) -> tuple[_Kept, float, list[Tensor]]:
+    def _graph(self, chunk: Batch, weight: float, place: int) -> tuple[_Kept, float, list[Tensor]]:
         """The graph of a chunk's gradient, the chunk's mean of the objective, and the gradient."""
         leaves = list(self.problem.leaves().values())
         with torch.enable_grad(), CheapConvolutions():
             value = self.objective(self.problem, dict(zip(self.flat.names, leaves, strict=True)), chunk)
             gradient = gradients_of(value, leaves, create_graph=True)
-        return _Kept(leaves, edges_of(gradient), weight), float(value.detach()), gradient
+        return _Kept(leaves, edges_of(gradient), weight, place), float(value.detach()), gradient
 
     @property
     def order(self) -> float:
@@ -341,7 +361,7 @@ class HessianProducts:
     def images(self, batch: Batch, vectors: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
         """H_SS v of one batch's mean for every vector on a set S of parameters, in the problem's present precision."""
         like = self.problem.parameters_like()
-        content = self._graph(batch, 1.0)[0] if self.method == "kept graph" else batch
+        content = self._graph(batch, 1.0, ALL)[0] if self.method == "kept graph" else batch
         fitted = [{name: part.to(like) for name, part in vector.items()} for vector in vectors]
         return [self._restricted_product((content, 1.0), vector) for vector in fitted]
 
@@ -370,29 +390,39 @@ def _memory(device: torch.device) -> int:
 
 
 class Tiers(NamedTuple):
-    """The numbers of the heavy samples, of a few that stand in for the light ones, and of the other light ones."""
+    """The numbers of the heavy samples, of a few that stand in for the others, of those that a wider part has besides, and of all
+    that are left."""
 
     heavy: Tensor
     standing: Tensor
+    ring: Tensor
     others: Tensor
 
     @property
     def factor(self) -> float:
-        """What the mean over those that stand in is multiplied by to stand for all light samples."""
-        return 1 + len(self.others) / len(self.standing)
+        """What the mean over those that stand in is multiplied by to stand for all samples that are not heavy."""
+        return 1 + (len(self.ring) + len(self.others)) / len(self.standing)
 
 
 def tiers(problem: Problem) -> Tiers | None:
     """Which samples are heavy, where few hold nearly all of the mass, and all are in memory."""
     if not problem.alone or problem.data.resident is None:
         return None
-    heavy = problem.survey.heaviest(LEFT_OF_HEAVY)
-    if heavy is None or not 0 < float(heavy.double().mean()) <= MOST_HEAVY:
+    heavy = _few(problem, LEFT_OF_HEAVY)
+    if heavy is None:
         return None
     light = (~heavy).nonzero().squeeze(1)
     mixed = light[torch.randperm(len(light), generator=torch.Generator().manual_seed(0))]  # data may be sorted by class
     count = min(STANDING_IN, -(-len(light) // 10))
-    return Tiers(heavy.nonzero().squeeze(1), mixed[:count].sort().values, mixed[count:].sort().values)
+    wide = next((found for left in LEFT_OF_WIDE if (found := _few(problem, left)) is not None), heavy)
+    standing, rest = mixed[:count].sort().values, mixed[count:].sort().values
+    return Tiers(heavy.nonzero().squeeze(1), standing, rest[wide[rest]], rest[~wide[rest]])
+
+
+def _few(problem: Problem, left: float) -> Tensor | None:
+    """True for the samples that hold all but this part of the mass; None where these are not few."""
+    found = problem.survey.heaviest(left)
+    return found if found is not None and 0 < float(found.double().mean()) <= MOST_HEAVY else None
 
 
 class _Weighted(Protocol):

@@ -12,11 +12,12 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from spiritlevel.curvature.davidson import Davidson, Known, known_from
+from spiritlevel.curvature.davidson import WIDE_GAP, Davidson, Known, known_from
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.lanczos import ORDINARY, Care, Eigenpair, End, Lanczos, length
+from spiritlevel.curvature.lanczos import ORDINARY, Care, Eigenpair, End, Lanczos
 from spiritlevel.curvature.operators import Divided, Scaled
 from spiritlevel.curvature.rivals import doubtful, rivals_from, unaccounted
+from spiritlevel.curvature.vectors import length
 from spiritlevel.problem.ranks import Group
 from spiritlevel.problem.shards import WHOLE, Shards
 
@@ -28,8 +29,10 @@ FEWEST_VECTORS = 10
 # its own part, so that an operator which rescaling leaves alone takes the same steps for every rescaled network.
 ON_PART, AFTER_PART = 5, Care(fewest=4)
 # Where the part is the samples that hold nearly all of the mass, the search ends there, and what the others add is found by
-# corrections: so many products with all data at least prove it.
-ON_HEAVY, AFTER_HEAVY = 60, Care(fewest=2)
+# corrections: so many products with all data at least prove it. Where corrections were made on a wider part, whose other samples
+# together hold too little to change which eigenvector is the first, a single product shows that nothing is left to correct.
+# Corrections go on until they leave so little of the error that is allowed: a product with all data costs several on the wider part.
+ON_HEAVY, AFTER_HEAVY, AFTER_WIDER, CORRECTED_TO = 60, Care(fewest=2), Care(fewest=1), 0.1
 FROM_FIRST = Care(fewest=10)
 # A search on the part goes on from a second random vector for so many products; where a vector is found that may hide an
 # eigenvector, a search goes on for so many at most.
@@ -105,36 +108,38 @@ def _scaled_in_step(
 ) -> list[Eigenpair]:
     """The eigenpairs of one turn. Its bases are gone when it returns, before the next turn asks for its own."""
     processes: dict[int, Process] = {}
-    operators, rivals, shards = {}, {}, products.shards
+    learned: dict[int, Learned] = {}
+    operators, makers, shards = {}, {}, products.shards
     for index, ((scaling, end), before) in enumerate(zip(wanted, warm, strict=True)):
         operator = operators[index] = Scaled(products, scale := scaling())
         first = start.to(scale) * (scale > 0)
         make = functools.partial(_process, end=end, tolerance=tolerance, vectors=most_vectors, shards=shards)
         make = functools.partial(make, further=further, cheap=products.cheap and before is None)
         if not shards.any(bool(first.any())) or (before is None and not part):
-            process: Process = make(Start(first))
+            processes[index] = make(Start(first))
         elif before is not None:
-            process = make(_warmed(before.to(scale) * (scale > 0), first, shards))
+            processes[index] = make(_warmed(before.to(scale) * (scale > 0), first, shards))
         else:
-            learned = _learned(_on_data(operator, first, end, tolerance), first, heavy=products.heavy_first)
-            process = _after_part(learned, make, tolerance, end, shards)
-            if learned.rivals is not None:
-                rivals[index] = learned.rivals
-            del learned
-        processes[index] = process
-        del first, process  # as large as the model
+            learned[index] = _learned(_on_data(operator, first, end, tolerance), first, heavy=products.heavy_first)
+            makers[index] = make
+        del first  # as large as the model
 
-    def of_all(vectors: dict[int, Tensor]) -> dict[int, Tensor]:
-        images = products([operators[index].moved([vector])[0] for index, vector in vectors.items()])
-        return {index: operators[index].moved([images.pop(0)])[0] for index in vectors}
+    def moved(take: Callable[[Sequence[Tensor]], list[Tensor]]) -> Product[int]:
+        """The products of all operators, in one pass."""
 
-    def of_other_part(vectors: dict[int, Tensor]) -> dict[int, Tensor]:
-        return {index: operators[index].on_other_part([vector])[0] for index, vector in vectors.items()}
+        def of(vectors: dict[int, Tensor]) -> dict[int, Tensor]:
+            images = take([operators[index].moved([vector])[0] for index, vector in vectors.items()])
+            return {index: operators[index].moved([images.pop(0)])[0] for index in vectors}
 
-    _in_step(processes, of_all)
+        return of
+
     ends = {index: end for index, (_, end) in enumerate(wanted)}
-    _defend(processes, rivals, of_all, of_other_part, ends, shards)
-    return [finished(process) for process in processes.values()]
+    wider = moved(products.on_wider_part) if products.is_wider else None
+    rivals = {index: each.rivals for index, each in learned.items() if each.rivals is not None}
+    processes |= _after_parts(learned, makers, wider, tolerance, ends, shards)
+    _in_step(processes, moved(products))
+    _defend(processes, rivals, moved(products), moved(products.on_other_part), ends, shards)
+    return [finished(processes[index]) for index in range(len(wanted))]
 
 
 Key = TypeVar("Key", int, str)
@@ -197,14 +202,46 @@ def _learned(search: Lanczos, start: Tensor, *, heavy: bool) -> Learned:
     return Learned(blended, known_from(search), None) if heavy else Learned(blended, None, rivals_from(search))
 
 
-def _after_part(
-    learned: Learned, make: Callable[[Start], Lanczos], tolerance: float, end: End, shards: Shards
-) -> Process:
-    """The search with all data after one on part of them."""
-    if learned.known is None:
-        return make(learned.blended)
-    of_all = functools.partial(make, learned.blended)
-    return Davidson(learned.known, of_all, tolerance=tolerance, end=end, care=AFTER_HEAVY, shards=shards)
+def _after_parts(
+    learned: dict[Key, Learned],
+    makers: Mapping[Key, Callable[[Start], Lanczos]],
+    wider: Product[Key] | None,
+    tolerance: float,
+    ends: Mapping[Key, End],
+    shards: Shards,
+) -> dict[Key, Process]:
+    """The searches with all data after those on part of them, whose findings are first corrected on a wider part if there is one.
+
+    What was learned is gone afterwards: it is several times as large as the model.
+    """
+    known = {key: each.known for key, each in learned.items() if each.known is not None}
+    if wider is not None and known:
+        known = _corrected(known, wider, tolerance, ends, shards)
+    care = AFTER_HEAVY if wider is None else AFTER_WIDER
+    processes: dict[Key, Process] = {}
+    for key in list(learned):
+        once_known, blended = learned[key].known is not None, learned.pop(key).blended
+        if once_known and key not in known:  # the part was no part of this operator
+            processes[key] = makers[key](blended._replace(care=ORDINARY))
+        elif key in known:
+            search = functools.partial(Davidson, tolerance=tolerance, end=ends[key], care=care, shards=shards)
+            processes[key] = search(known.pop(key), functools.partial(makers[key], blended))
+        else:
+            processes[key] = makers[key](blended)
+    return processes
+
+
+def _corrected(
+    known: Mapping[Key, Known], product: Product[Key], tolerance: float, ends: Mapping[Key, End], shards: Shards
+) -> dict[Key, Known]:
+    """What is known of operators, after corrections by products over more samples; nothing of those that it was wrong about."""
+    tolerance *= CORRECTED_TO
+    make = functools.partial(
+        Davidson, otherwise=None, tolerance=tolerance, care=AFTER_WIDER, shards=shards, near=WIDE_GAP
+    )
+    searches = {key: make(each, end=ends[key]) for key, each in known.items()}
+    _in_step(searches, product)
+    return {key: search.known() for key, search in searches.items() if not search.misled}
 
 
 def _also_another(search: Lanczos, start: Tensor, heavy: bool) -> None:
@@ -230,10 +267,11 @@ def block_eigenpairs(
     cheap: bool,
     heavy: bool = False,
     other_part: Products | None = None,
+    wider_part: Products | None = None,
 ) -> dict[str, Eigenpair]:
     """λ_max of every named diagonal block, all in step; `part` is the same product over part of the data.
 
-    `heavy` says that this part holds nearly all of the mass. `warm` has the vectors (k, n) that a search at nearby weights ended with: for all blocks, or none. `cheap` says that
+    `heavy` says that this part holds nearly all of the mass, and `wider_part` is then the same over one that holds more. `warm` has the vectors (k, n) that a search at nearby weights ended with: for all blocks, or none. `cheap` says that
     products cost next to nothing.
     """
     found: dict[str, Eigenpair] = {}
@@ -245,7 +283,7 @@ def block_eigenpairs(
         in_step = functools.partial(
             _blocks_in_step, products, part, shapes, starts, tolerance, warm or {}, vectors, shards
         )
-        found |= in_step(cheap=cheap, heavy=heavy, other_part=other_part)
+        found |= in_step(cheap=cheap, heavy=heavy, other_part=other_part, wider_part=wider_part)
     return found
 
 
@@ -262,12 +300,14 @@ def _blocks_in_step(
     cheap: bool,
     heavy: bool,
     other_part: Products | None,
+    wider_part: Products | None,
 ) -> dict[str, Eigenpair]:
     """The blocks of one turn, whose bases are gone when it returns."""
     make = functools.partial(_process, end="largest", tolerance=tolerance, vectors=vectors, further=0, shards=shards)
     make = functools.partial(make, cheap=cheap and not known)
     processes: dict[str, Process] = {}
     rivals: dict[str, Tensor] = {}
+    ends: dict[str, End] = dict.fromkeys(start, "largest")
     if known:
         processes = {name: make(_warmed(known[name].to(vector), vector, shards)) for name, vector in start.items()}
     elif part is not None:
@@ -276,13 +316,14 @@ def _blocks_in_step(
         _search_part(searches, _shaped(part, shapes), start, heavy)
         learned = {name: _learned(searches.pop(name), start[name], heavy=heavy) for name in start}
         rivals = {name: each.rivals for name, each in learned.items() if each.rivals is not None}
-        processes = {name: _after_part(learned.pop(name), make, tolerance, "largest", shards) for name in start}
+        wider = None if wider_part is None else _shaped(wider_part, shapes)
+        processes = _after_parts(learned, dict.fromkeys(start, make), wider, tolerance, ends, shards)
     else:
         processes = {name: make(Start(vector)) for name, vector in start.items()}
     _in_step(processes, shaped := _shaped(products, shapes))
     look = _shaped(other_part or products, shapes)
-    _defend(processes, rivals, shaped, look, dict.fromkeys(start, "largest"), shards)
-    return {name: finished(process) for name, process in processes.items()}
+    _defend(processes, rivals, shaped, look, ends, shards)
+    return {name: finished(processes[name]) for name in start}
 
 
 def _search_part(searches: Mapping[str, Lanczos], product: Products, start: Mapping[str, Tensor], heavy: bool) -> None:

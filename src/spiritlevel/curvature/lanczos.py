@@ -6,7 +6,6 @@ can therefore share every pass over the data; `eigenpair` drives a single one wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from spiritlevel.curvature.vectors import dot, length, refuse_nonfinite, unit
 from spiritlevel.problem.shards import WHOLE, Shards
 
 End = Literal["largest", "smallest", "magnitude"]
@@ -26,6 +26,8 @@ End = Literal["largest", "smallest", "magnitude"]
 SAFETY = 4
 # Entries of the basis vectors that a restart turns at a time.
 PART = 1 << 20
+# What is left of a vector outside of the basis has no digits from inside where it is more than this share of what it was.
+MUCH_LEFT = 0.7
 
 
 class Care(NamedTuple):
@@ -221,8 +223,7 @@ class Lanczos:
 
     def _taken(self, product: Tensor) -> Tensor:
         """`request` and its product become part of the basis and of VᵀAV; what is left of the product outside of the basis."""
-        if self.shards.any(not bool(torch.isfinite(product).all())):
-            raise FloatingPointError("a curvature product contains NaN or infinity")
+        refuse_nonfinite(product, self.shards)
         self._append(self.request)
         self.products += 1
         remainder, column = self._divided(product)
@@ -233,7 +234,7 @@ class Lanczos:
         """A vector that has nothing of the basis but for its newest vector, without what it has of that."""
         newest = self._basis[self._size - 1]
         for _ in range(2):
-            vector = vector - self.shards.total(float((newest * vector).sum(dtype=torch.float64))) * newest
+            vector = vector - dot(newest, vector, self.shards) * newest
         return vector
 
     def outside(self, vector: Tensor) -> Tensor:
@@ -242,13 +243,24 @@ class Lanczos:
 
     def _divided(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """What is left of a vector outside of the basis, and its overlaps with the basis."""
-        basis = self._basis[: self._size]
         overlaps = torch.zeros(self._size, dtype=torch.float64)
-        for _ in range(2):  # twice is enough (Kahan and Parlett)
-            overlap = self.shards.totals(basis @ vector)
-            vector = vector - basis.mT @ overlap
-            overlaps += overlap.double().cpu()
+        # A product lies mostly along the newest two. Where a pass over all takes away much, rounding has left some behind, and one more
+        # is enough (Kahan and Parlett).
+        vector = self._less(vector, max(0, self._size - 2), overlaps)
+        size, most = length(vector, self.shards), 2
+        while most and size > 0:
+            vector, before = self._less(vector, 0, overlaps), size
+            size, most = length(vector, self.shards), most - 1
+            if size > MUCH_LEFT * before:
+                break
         return vector, overlaps
+
+    def _less(self, vector: Tensor, first: int, overlaps: Tensor) -> Tensor:
+        """A vector without what it has of the basis from its `first` vector on, which is added to `overlaps`."""
+        basis = self._basis[first : self._size]
+        overlap = self.shards.totals(basis @ vector)
+        overlaps[first:] += overlap.double().cpu()
+        return vector - basis.mT @ overlap
 
     def _append(self, vector: Tensor) -> None:
         if self._size == len(self._basis):
@@ -362,29 +374,6 @@ def _gap(values: Tensor, residuals: Tensor, index: int) -> float:
         return 0.0
     neighbour = index - 1 if index else 1
     return abs(float(values[index] - values[neighbour])) - float(residuals[neighbour])
-
-
-def length(vector: Tensor, shards: Shards = WHOLE) -> float:
-    """‖v‖ with its squares in double precision: in single precision they overflow from 1e19 on, and vanish below 1e-19.
-
-    Beyond the range of those, the vector is brought to size first.
-    """
-    return shards.norm(_own_length(vector))
-
-
-def _own_length(vector: Tensor) -> float:
-    found = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-    if 1e-140 < found < math.inf or not vector.numel():
-        return found
-    largest = vector.abs().max().double()
-    return float(largest * torch.linalg.vector_norm(vector.double() / largest)) if 0 < largest < math.inf else found
-
-
-def unit(vector: Tensor, shards: Shards = WHOLE) -> Tensor:
-    """v/‖v‖, divided twice: the norm of a vector in single precision need not be a single precision number."""
-    largest = shards.largest(float(vector.abs().max()) if vector.numel() else 0.0)
-    scaled = vector / largest
-    return scaled / length(scaled, shards)
 
 
 def eigenpair(

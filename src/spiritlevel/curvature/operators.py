@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.lanczos import Eigenpair, length
+from spiritlevel.curvature.lanczos import Eigenpair
+from spiritlevel.curvature.vectors import length
 from spiritlevel.problem.ranks import Group
 from spiritlevel.problem.sharded import Sharded
 from spiritlevel.problem.shards import WHOLE, Shards
@@ -49,6 +50,9 @@ class Divided:
     def on_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         return self._divided(self.products.on_part, vectors)
 
+    def on_wider_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        return self._divided(self.products.on_wider_part, vectors)
+
     def on_other_part(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         return self._divided(self.products.on_other_part, vectors)
 
@@ -58,6 +62,10 @@ class Divided:
     @property
     def heavy_first(self) -> bool:
         return self.products.heavy_first
+
+    @property
+    def is_wider(self) -> bool:
+        return self.products.is_wider
 
     @property
     def cheap(self) -> bool:

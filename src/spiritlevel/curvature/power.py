@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from spiritlevel.curvature.lanczos import Eigenpair, length, unit
+from spiritlevel.curvature.lanczos import Eigenpair
+from spiritlevel.curvature.vectors import length, unit
 
 
 @dataclass(frozen=True)

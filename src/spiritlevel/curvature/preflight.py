@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from spiritlevel.curvature.ways import Method, Ways
+from spiritlevel.curvature.ways import BACKWARD, FORWARD, Method, Ways
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.checks import refuse_nonfinite_loss
@@ -18,6 +18,10 @@ from spiritlevel.problem.tensors import is_about_precision
 
 # So many parameters at most, those with the largest shares in the slope, are held against one another in pairs.
 MOST_PAIRED = 24
+# How far uᵀHv and vᵀHu may be apart, as a part of the terms that they are sums of: rounding leaves 1e-15 of them in double
+# precision. What they are apart is one draw of something random, and counts so many times.
+LEAST_SYMMETRY = {torch.float64: 1e-2, torch.float32: 0.1}
+ASYMMETRY_MARGIN = 4
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def choose_method(ways: Ways) -> Chosen:
 
     It is taken at a slightly moved point, so that a ReLU that sits exactly at its kink proves nothing. Among a million
     of them one may still have its kink within the step, and where the loss is all but zero the gradient has few digits
-    left: later trials take shorter and longer steps.
+    left: later trials take shorter and longer steps. What a way gives at the point itself must be symmetric.
     """
     problem = ways.problem
     few = problem.telling_samples(2)
@@ -55,10 +59,14 @@ def choose_method(ways: Ways) -> Chosen:
         try:
             with problem.in_precision(torch.float64) as double:
                 found = _choose(ways, double(few), torch.float64, 1e-3)
+                if isinstance(found, Chosen):
+                    found = _symmetric(ways, double(few), found, torch.float64)
         except RuntimeError as error:
             if not is_about_precision(error):
                 raise
             found = _choose(ways, few, problem.dtype, 0.1)  # the network insists on its own precision
+            if isinstance(found, Chosen):
+                found = _symmetric(ways, few, found, problem.dtype)
         return found if isinstance(found, Chosen) else _only_differences(ways, found)
 
 
@@ -93,6 +101,46 @@ def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> C
     if any(failure.raised is not None for failure in failures):
         _refuse_what_is_no_gradient(ways, batch, tolerance)
     return failures
+
+
+def _symmetric(ways: Ways, batch: Batch, chosen: Chosen, dtype: torch.dtype) -> Chosen:
+    """The way with what it lacks in symmetry as its error; refused where uᵀHv and vᵀHu have too little in common.
+
+    Where terms cancel that are far larger than what is left of them, such as in a softmax of scores of a million, the two are
+    what rounding made of them. It is looked at where curvature is measured: at a moved point other terms are left.
+    """
+    generator = torch.Generator().manual_seed(3)
+    point = {name: value.to(dtype) for name, value in ways.problem.parameters.items()}
+    u, v = (_in_proportion(point, generator) for _ in range(2))
+    if chosen.method == "kept graph":
+        images = ways.images_by_graph(point, batch, [u, v])
+    else:
+        images = [ways.forward_over_reverse(point, batch, direction) for direction in (u, v)]
+    (first, size), (second, other) = (_form(ways, *each) for each in zip((v, u), images, strict=True))
+    size = max(size, other)
+    apart = abs(first - second) / size if size > 0 else 0.0
+    if apart > LEAST_SYMMETRY[dtype]:  # what is not finite has a refusal of its own
+        raise SpiritLevelError(
+            "the second derivative of this network cannot be trusted: at its weights, along two directions that must give the same "
+            f"both ways round, it gives {first:.3g} and {second:.3g}. Rounding decides about it where large terms cancel, as in a "
+            "softmax of scores that are far apart or in a normalization of numbers that are all but equal: scale the inputs or the "
+            "weights down, so that they are of the size that the network was made for"
+        )
+    return replace(chosen, relative_error=chosen.relative_error + ASYMMETRY_MARGIN * apart)
+
+
+def _form(ways: Ways, direction: list[Tensor], image: list[Tensor]) -> tuple[float, float]:
+    """uᵀHv, and the sum of the absolute values of its terms."""
+    total, shares = ways.problem.shards.total, [(a * b).double() for a, b in zip(direction, image, strict=True)]
+    return total(sum(float(share.sum()) for share in shares)), total(sum(float(share.abs().sum()) for share in shares))
+
+
+def _in_proportion(point: Parameters, generator: torch.Generator) -> list[Tensor]:
+    """A random direction, in every parameter as large as that is: rescaling layers against one another does not change it."""
+    return [
+        value.square().mean().sqrt() * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+        for value in point.values()
+    ]
 
 
 def _agree(ways: Ways, found: list[Tensor], expected: list[Tensor], tolerance: float, noise: float) -> bool:
@@ -184,33 +232,35 @@ def _moved_alone(
 
 
 def _disagreement(ways: Ways) -> float:
-    """How much a difference of gradients differs from those over shorter steps; refused where they have little in common."""
+    """How much a difference of gradients differs from those over shorter steps and to one side only; refused where they have
+    little in common. At a kink both sides differ however short a step is."""
     problem = ways.problem
     generator = torch.Generator().manual_seed(1)
     batch, largest = problem.telling_samples(2), 0.0
     for _ in range(2):
         direction = _trial(problem, generator, problem.dtype)[1]
         own = ways.by_difference(problem.parameters, batch, direction)
-        for other in _shorter_steps(ways, batch, direction):
+        for other in _other_differences(ways, batch, direction):
             size = max(ways.distance(own), ways.distance(other))
             largest = max(largest, ways.distance(own, other) / size if size > 0 else 0.0)
     if not largest <= 0.1:
         raise SpiritLevelError(
             "curvature can only be had here from differences of gradients, because the network has no second derivative in "
-            f"torch, and differences over two steps disagree by {largest:.0%}: rewrite the operation so that torch can "
+            f"torch, and differences over other steps disagree by {largest:.0%}: rewrite the operation so that torch can "
             "differentiate it twice, or measure in double precision (dtype=torch.float64)"
         )
     return largest
 
 
-def _shorter_steps(ways: Ways, batch: Batch, direction: list[Tensor]) -> list[list[Tensor]]:
-    """The same over shorter steps, in double precision where the network runs in it."""
+def _other_differences(ways: Ways, batch: Batch, direction: list[Tensor]) -> list[list[Tensor]]:
+    """The same over shorter steps, and to one side only, in double precision where the network runs in it."""
     problem = ways.problem
     own = direction[0].dtype
     try:
         with problem.in_precision(torch.float64) as double:
-            wide = [part.double() for part in direction]
-            found = [ways.by_difference(problem.parameters, double(batch), wide, stretch) for stretch in (1e-1, 1e-3)]
+            wide, point = [part.double() for part in direction], problem.parameters
+            found = [ways.by_difference(point, double(batch), wide, stretch) for stretch in (1e-1, 1e-3)]
+            found += [ways.by_difference(point, double(batch), wide, sides=side) for side in (FORWARD, BACKWARD)]
             return [[part.to(own) for part in each] for each in found]
     except RuntimeError as error:
         if not is_about_precision(error):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spiritlevel.curvature.lanczos import End, Lanczos, length, unit
+from spiritlevel.curvature.lanczos import End, Lanczos
+from spiritlevel.curvature.vectors import length, unit
 from spiritlevel.problem.shards import Shards
 
 # So many eigenvectors of the part are held against a search, with eigenvalues of at least this share of the first.

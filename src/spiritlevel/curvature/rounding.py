@@ -2,17 +2,16 @@
 
 A network's curvature is a long chain of rounded operations, and how much of an error comes out at its end is seen best by
 computing it twice. The heaviest samples are computed in single and in double precision; the difference is what rounding
-does in single precision, and in double precision it is smaller by the ratio of the two. Samples with an activation so near
-to its kink that rounding decides between its sides are compared for themselves: there the difference is as large as the
-sample's share.
+does in single precision, and in double precision it is smaller by the ratio of the two. Where single precision has hardly
+a digit left, or leaves its range, its difference says nothing of double precision: there parameters are moved in their last
+places as well, and what that changes is no less than what rounding does. Samples with an activation so near to its kink that
+rounding decides between its sides are compared for themselves: there the difference is as large as the sample's share.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from torch import Tensor
 from spiritlevel.curvature.lanczos import Eigenpair
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
-from spiritlevel.problem.survey import Heavy
 from spiritlevel.problem.tensors import is_about_precision
 
 # The heaviest samples are compared in so many groups, whose differences cannot cancel; and the difference is taken four times,
@@ -28,23 +26,12 @@ from spiritlevel.problem.tensors import is_about_precision
 GROUPS, MARGIN = 2, 4
 # Larger models are compared in one group: every group keeps arrays as large as the model.
 MANY = 2_000_000
+# Where single precision differs by this share of a number, it does not say what double precision does.
+FEW_DIGITS = 1e-3
 # What is assumed where a network cannot run in another precision, in units of rounding.
 UNKNOWN = 256
 
-Found = TypeVar("Found")
-
-
-def in_both(problem: Problem, batch: Batch, compute: Callable[[Batch], Found]) -> tuple[Found, Found] | None:
-    """A computation on one batch in the problem's own precision and in the other; None where only its own will do."""
-    mine = compute(batch)
-    other = torch.float64 if problem.dtype == torch.float32 else torch.float32
-    try:
-        with problem.in_precision(other) as fitted:
-            return mine, compute(fitted(batch))
-    except RuntimeError as error:
-        if not is_about_precision(error):
-            raise
-        return None  # the network insists on its own precision
+Arrays = dict[str, dict[str, Tensor]]
 
 
 def share_of_rounding(problem: Problem, order: float = 1.0) -> float:
@@ -61,15 +48,16 @@ def rounding_errors(problem: Problem, compute: Callable[[Batch], list[float]], o
 
     `compute` gives them for one batch, in the problem's present precision. `order` is as in `share_of_rounding`.
     """
-    heavy = _differences(problem, problem.survey.heavy, compute, GROUPS)
-    near = _differences(problem, problem.survey.near, compute, 1)
-    if heavy is None or near is None:
-        return [UNKNOWN * torch.finfo(problem.dtype).eps * abs(each) for each in _over_heavy(problem, compute)]
-    share = MARGIN * share_of_rounding(problem, order)
-    return [share * (a + b) for a, b in zip(heavy, near or [0.0] * len(heavy), strict=True)]
 
+    def arrays(batch: Batch) -> Arrays:
+        return {"": {str(index): torch.tensor(each, dtype=torch.float64) for index, each in enumerate(compute(batch))}}
 
-Arrays = dict[str, dict[str, Tensor]]
+    with problem.undisturbed():
+        shifts = _all_shifts(problem, arrays, order, GROUPS, torch.float64)
+        if shifts is None:
+            return [UNKNOWN * torch.finfo(problem.dtype).eps * abs(each) for each in _over_heavy(problem, compute)]
+    columns = zip(*(shift[""].values() for shift in shifts), strict=True)
+    return [sum(abs(float(each)) for each in column) for column in columns]
 
 
 def array_shifts(problem: Problem, compute: Callable[[Batch], Arrays], order: float = 1.0) -> list[Arrays] | None:
@@ -79,27 +67,72 @@ def array_shifts(problem: Problem, compute: Callable[[Batch], Arrays], order: fl
     None where there is no comparing.
     """
     size = sum(value.numel() for value in problem.parameters.values())
-    shifts: list[Arrays] = []
-    share = MARGIN * share_of_rounding(problem, order)
     with problem.undisturbed():
-        for samples, groups in ((problem.survey.heavy, GROUPS if size <= MANY else 1), (problem.survey.near, 1)):
-            for batch in samples.groups(groups, problem.chunk_size):
-                pair = in_both(problem, batch, compute)
-                if pair is None:
-                    return None
-                shifts.append(_shift(*pair, share * samples.scale * problem.weight_of(batch)))
+        return _all_shifts(problem, compute, order, GROUPS if size <= MANY else 1, torch.float32)
+
+
+def _all_shifts(
+    problem: Problem, compute: Callable[[Batch], Arrays], order: float, groups: int, kept_in: torch.dtype
+) -> list[Arrays] | None:
+    """The shifts of the heaviest samples in groups and of those near a kink, scaled to all of their kind."""
+    shifts: list[Arrays] = []
+    for samples, count in ((problem.survey.heavy, groups), (problem.survey.near, 1)):
+        for batch in samples.groups(count, problem.chunk_size):
+            weight = MARGIN * samples.scale * problem.weight_of(batch)
+            found = _shifts(problem, batch, compute, weight, order, kept_in)
+            if found is None:
+                return None
+            shifts += found
     return shifts
 
 
-def _shift(mine: Arrays, other: Arrays, weight: float) -> Arrays:
-    return {
-        kind: {
-            name: (weight * (other[kind][name] - array)).nan_to_num_(0, 0, 0).float()
-            for name, array in arrays.items()
-            if name in other[kind]
-        }
-        for kind, arrays in mine.items()
-    }
+def _shifts(
+    problem: Problem,
+    batch: Batch,
+    compute: Callable[[Batch], Arrays],
+    weight: float,
+    order: float,
+    kept_in: torch.dtype,
+) -> list[Arrays] | None:
+    """What rounding may add to the arrays of one batch; None where the network runs in its own precision only."""
+    mine, other = compute(batch), torch.float64 if problem.dtype == torch.float32 else torch.float32
+    try:
+        with problem.in_precision(other) as fitted:
+            found = compute(fitted(batch))
+    except RuntimeError as error:
+        if not is_about_precision(error):
+            raise
+        return None
+    shifts = [_difference(mine, found, weight * share_of_rounding(problem, order), kept_in)]
+    if problem.dtype == torch.float64 and _few_digits_in_common(mine, found):
+        with problem.in_precision(problem.dtype, nudged=True):
+            shifts.append(_difference(mine, compute(batch), weight, kept_in))
+    return shifts
+
+
+def _few_digits_in_common(mine: Arrays, other: Arrays) -> bool:
+    pairs = ((array, other[kind][name]) for kind, name, array in _entries(mine, other))
+    return any(not float((a - b).norm()) <= FEW_DIGITS * float(a.norm()) for a, b in pairs)
+
+
+def _difference(mine: Arrays, other: Arrays, weight: float, kept_in: torch.dtype) -> Arrays:
+    """So many times what would have to be added to the one to have the other; nothing where the other is not finite."""
+    found: Arrays = {kind: {} for kind in mine}
+    for kind, name, array in _entries(mine, other):
+        shift = (weight * (other[kind][name] - array)).nan_to_num_(0, 0, 0)
+        found[kind][name] = shift.to(kept_in) if _holds(kept_in, shift) else shift
+    return found
+
+
+def _holds(precision: torch.dtype, array: Tensor) -> bool:
+    """Whether the array is well within the range of a precision: squares of gradients may be 1e-41."""
+    largest = float(array.abs().max()) if array.numel() else 0.0
+    return largest == 0 or 1e8 * torch.finfo(precision).tiny < largest < 1e-8 * torch.finfo(precision).max
+
+
+def _entries(mine: Arrays, other: Arrays) -> Iterator[tuple[str, str, Tensor]]:
+    for kind, arrays in mine.items():
+        yield from ((kind, name, array) for name, array in arrays.items() if name in other[kind])
 
 
 def widened(pair: Eigenpair, error: float, tolerance: float) -> Eigenpair:
@@ -109,25 +142,8 @@ def widened(pair: Eigenpair, error: float, tolerance: float) -> Eigenpair:
     return replace(pair, error=error + torch.finfo(pair.vector.dtype).tiny, converged=converged)
 
 
-def _differences(
-    problem: Problem, samples: Heavy, compute: Callable[[Batch], list[float]], groups: int
-) -> list[float] | None:
-    """Σ over groups of |difference|, scaled from these samples to all of their kind; None where there is no comparing."""
-    totals: list[float] = []
-    with problem.undisturbed():
-        for batch in samples.groups(groups, problem.chunk_size):
-            pair = in_both(problem, batch, compute)
-            if pair is None or not all(map(math.isfinite, (*pair[0], *pair[1]))):
-                return None
-            weight = samples.scale * problem.weight_of(batch)
-            found = [weight * abs(a - b) for a, b in zip(*pair, strict=True)]
-            totals = [total + each for total, each in zip(totals or [0.0] * len(found), found, strict=True)]
-    return totals
-
-
 def _over_heavy(problem: Problem, compute: Callable[[Batch], list[float]]) -> list[float]:
     samples = problem.survey.heavy
     assert samples.batch is not None
     weight = samples.scale * problem.weight_of(samples.batch)
-    with problem.undisturbed():
-        return [weight * each for each in compute(samples.batch)]
+    return [weight * each for each in compute(samples.batch)]

@@ -23,6 +23,8 @@ from spiritlevel.problem.tensors import is_about_precision
 Method = Literal["kept graph", "jvp of the gradient", "central differences"]
 Objective = Callable[[Problem, Parameters, Batch], Tensor]
 Edges = list[GradientEdge | None]
+# The ends of a difference, in steps: to both sides of a point, or to one.
+CENTRAL, FORWARD, BACKWARD = (1, -1), (1, 0), (0, -1)
 
 
 def loss_objective(problem: Problem, parameters: Parameters, chunk: Batch) -> Tensor:
@@ -76,13 +78,19 @@ class Ways:
             return gradients_of(self.objective(self.problem, leaves, batch), list(leaves.values()))
 
     def by_graph(self, point: Parameters, batch: Batch, direction: list[Tensor]) -> list[Tensor]:
+        return self.images_by_graph(point, batch, [direction])[0]
+
+    def images_by_graph(
+        self, point: Parameters, batch: Batch, directions: Sequence[list[Tensor]]
+    ) -> list[list[Tensor]]:
+        """The products with several directions, by one graph."""
         leaves = {name: value.detach().requires_grad_() for name, value in point.items()}
         with torch.enable_grad(), CheapConvolutions():
             value = self.objective(self.problem, leaves, batch)
             found = list(leaves.values())
             gradient = gradients_of(value, found, create_graph=True)
             _refuse_dead_ends(gradient)
-            return pull_back(edges_of(gradient), found, direction)
+            return [pull_back(edges_of(gradient), found, direction) for direction in directions]
 
     def forward_over_reverse(self, parameters: Parameters, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
         names = self.flat.names
@@ -98,9 +106,14 @@ class Ways:
         return list(torch.func.jvp(gradient, point, tuple(parts))[1])
 
     def by_difference(
-        self, parameters: Parameters, chunk: Batch, parts: list[Tensor], stretch: float = 1.0
+        self,
+        parameters: Parameters,
+        chunk: Batch,
+        parts: list[Tensor],
+        stretch: float = 1.0,
+        sides: tuple[int, int] = CENTRAL,
     ) -> list[Tensor]:
-        """(∇L(θ+hv) − ∇L(θ−hv)) / 2h with h at the cube root of the precision, relative to θ and v.
+        """(∇L(θ+hv) − ∇L(θ−hv)) / 2h with h at the cube root of the precision, relative to θ and v; or of one side only.
 
         In double precision wherever the network runs in it: in single precision a step that is long enough to be seen is often
         too long for a network of many kinks.
@@ -112,22 +125,25 @@ class Ways:
             try:
                 with self.problem.in_precision(torch.float64) as double:
                     point = {name: value.double() for name, value in parameters.items()}
-                    found = self._difference(point, double(chunk), [part.double() for part in parts], stretch)
+                    found = self._difference(point, double(chunk), [part.double() for part in parts], stretch, sides)
                 return [part.to(own) for part in found]
             except RuntimeError as error:
                 if not is_about_precision(error):
                     raise
                 self._runs_in_double = False
-        return self._difference(parameters, chunk, parts, stretch)
+        return self._difference(parameters, chunk, parts, stretch, sides)
 
-    def _difference(self, parameters: Parameters, chunk: Batch, parts: list[Tensor], stretch: float) -> list[Tensor]:
+    def _difference(
+        self, parameters: Parameters, chunk: Batch, parts: list[Tensor], stretch: float, sides: tuple[int, int]
+    ) -> list[Tensor]:
         values = [parameters[name] for name in self.flat.names]
         step = torch.finfo(values[0].dtype).eps ** (1 / 3) * self._reach(values, parts) * 0.1 * stretch
-        sides = []
-        for sign in (1, -1):
-            moved = [value + sign * step * part for value, part in zip(values, parts, strict=True)]
-            sides.append(self.gradient(dict(zip(self.flat.names, moved, strict=True)), chunk))
-        return [(plus - minus) / (2 * step) for plus, minus in zip(*sides, strict=True)]
+        ends = []
+        for side in sides:
+            moved = [value + side * step * part for value, part in zip(values, parts, strict=True)]
+            ends.append(self.gradient(dict(zip(self.flat.names, moved, strict=True)), chunk))
+        width = (sides[0] - sides[1]) * step
+        return [(last - first) / width for last, first in zip(*ends, strict=True)]
 
     def distance(self, first: list[Tensor], second: list[Tensor] | None = None) -> float:
         """The length of a vector over the parameters, or of the difference of two."""

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.curvature.lanczos import eigenpair, length
+from spiritlevel.curvature.lanczos import eigenpair
 from spiritlevel.curvature.operators import Scaled
+from spiritlevel.curvature.vectors import length
 from spiritlevel.curvature.ways import Flat
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.contract import Parameters

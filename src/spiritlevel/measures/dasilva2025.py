@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.curvature.ascent import Slopes
-from spiritlevel.curvature.lanczos import length, unit
+from spiritlevel.curvature.vectors import length, unit
 from spiritlevel.errors import SpiritLevelError, TracingError
 from spiritlevel.measuring.adaptive import largest_mean_rise, searched
 from spiritlevel.measuring.evidence import Evidence

@@ -201,7 +201,8 @@ class Evidence:
     def shifted(self, kinds: frozenset[str]) -> Iterator[Statistics]:
         """The same statistics with what rounding and kinks may have changed, one possible change after the other, and
         without what was left to chance."""
-        for shift in (*(self._shifts or []), *self._left):
+        spread = self._spread if DIAGONAL in kinds else []
+        for shift in (*(self._shifts or []), *self._left, *spread):
             arrays = {
                 kind: plus(getattr(self.statistics, kind), shift[kind]) if kind in kinds | {TRACE} else {}
                 for kind in STATISTICS
@@ -246,6 +247,13 @@ class Evidence:
     def _left(self) -> list[Mapping[str, Mapping[str, Tensor]]]:
         """What the sweep estimated from one random draw, as a change that takes it away again."""
         return [self.swept.left] if self.anatomy.axes and self.swept.left is not None else []
+
+    @property
+    def _spread(self) -> Iterator[Mapping[str, Mapping[str, Tensor]]]:
+        """The same, spread evenly over the entries of a diagonal: under a root, an entry of which nothing was drawn counts most."""
+        for left in self._left:
+            even = {name: torch.full_like(part, -float(part.mean())) for name, part in left[DIAGONAL].items()}
+            yield {kind: even if kind == DIAGONAL else {} for kind in STATISTICS}
 
     @property
     def partly_swept(self) -> bool:
@@ -379,6 +387,7 @@ class Evidence:
             starts, warm = {name: start[name] for name in exact}, self._warm(exact)
             search = functools.partial(block_eigenpairs, blocks, part, shapes, starts)
             search = functools.partial(search, other_part=blocks.on_other_part, heavy=blocks.heavy_first)
+            search = functools.partial(search, wider_part=blocks.on_wider_part if blocks.is_wider else None)
             pairs = search(self.tolerance, warm, cheap=self.problem.small)
             found |= self._widened(pairs, blocks.forms, more=blocks.left_out(self.generator("left out")))
         if others:

@@ -32,6 +32,8 @@ def get_measure(name: str, **options: Any) -> Measure:
     >>> get_measure("epsilon_sharpness", epsilon=5e-4).options
     {'epsilon': 0.0005}
     """
+    if not isinstance(name, str):
+        raise SpiritLevelError(f"a measure is asked for by its name, or as what get_measure returns; got {name!r}")
     if name not in ALL:
         near = suggest(name, ALL) or "."
         raise SpiritLevelError(
@@ -65,6 +67,8 @@ def resolve_measures(measures: str | Iterable[str | Measure] | None) -> list[Mea
         return [measure for measure in ALL.values() if not measure.costly]
     if isinstance(measures, str):
         return list(ALL.values()) if measures == "all" else [get_measure(measures)]
+    if not isinstance(measures, Iterable):
+        raise SpiritLevelError(f"measures must be names of measures or what get_measure returns, got {measures!r}")
     chosen = [measure if isinstance(measure, Measure) else get_measure(measure) for measure in measures]
     if not chosen:
         raise SpiritLevelError("no measures were asked for: pass names, or leave `measures` out for the default set")
