@@ -1,5 +1,6 @@
 """For every test: one thread (more of them than cores slow each other down, and sums keep their order), and fixtures."""
 
+import gc
 import os
 
 import pytest
@@ -23,6 +24,18 @@ def pytest_configure(config):
     config.pluginmanager.register(skips, "skips")
     if reached.asked_for():
         config.pluginmanager.register(reached, "reached")
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first: a worker of xdist takes whole files (their fixtures are made once), the short ones last."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish():
+    """The half million objects that every module's import left are not looked through again and again for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

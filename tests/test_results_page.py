@@ -23,6 +23,7 @@ from spiritlevel.study.run import prepare
 from spiritlevel.study.store import StudyFolder
 from spiritlevel.study.worker import DONE, compute
 from study_samples import fabricate
+from subjects.data_files import write_cifar_binary, write_mnist
 from tiny_study import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,6 +91,20 @@ def test_studies_fill_their_places_on_the_page(page: Path) -> None:
     assert all((page.parent / picture).stat().st_size for picture in pictures)
     for link in re.findall(r"\]\((results/[^)\s]+\.csv)\)", text):
         assert (page.parent / link).stat().st_size
+
+
+def test_few_networks_stand_one_by_one(tmp_path: Path) -> None:
+    """Fewer than six have no coefficient; what they measure says something all the same."""
+    ran = fabricate(tmp_path / "ran", "petzka-mnist", cells=4, measures=MEASURES, excluded=0, failed=0)
+    place = MAKE["gather"](ran, tmp_path / "results")
+    told = MAKE["told_of"](place, 100)
+    text = MAKE["section"](told)
+    assert "Too few networks for coefficients and figures; one by one:" in text
+    rows = [line for line in text.splitlines() if re.search(r"^\| .*seed \d+ \|", line)]
+    assert len(rows) == len(told.study.measured) == 3
+    first = told.study.measured[0]
+    assert f"| {first.trained('train_accuracy'):.2%} |" in rows[0]
+    assert "**Verdict: open: too few networks so far** (networks: 3 of 48 so far). Here: 3 networks measured." in text
 
 
 def test_numbers_on_the_page_are_those_of_the_tables(page: Path) -> None:
@@ -279,3 +294,20 @@ def test_the_committed_page_is_filled_and_says_nothing_of_places_on_a_machine() 
         assert not path.exists() or json.loads(path.read_text())["config"]["data"]["folder"] is None
     for picture in re.findall(r"\]\((results/[^)\s]+\.(?:png|csv))\)", text):
         assert (ROOT / "docs" / picture).is_file()
+
+
+def test_weights_that_are_shipped_are_measured_by_the_command_beside_them(run: Any, tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    write_cifar_binary(tmp_path)
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^spiritlevel (measure .* --checkpoint .*)$", text, re.MULTILINE)
+    named = {command.rpartition(" ")[2] for command in commands}
+    places = [ROOT / "docs" / "results" / name for name in MAKE["TELLERS"]]
+    shipped = {str(path.relative_to(ROOT)) for place in places for path in place.glob("*.safetensors")}
+    assert named == shipped
+    assert len(named) >= 2
+    for command in commands:
+        words = command.replace("DATA", str(tmp_path)).replace("docs/results/", f"{ROOT}/docs/results/").split()
+        code, out, err = run(*words, "--measures", "kappa_trace_sum", "--json", "-")
+        assert code == 0, err
+        assert json.loads(out)["values"]["kappa_trace_sum"]["value"] > 0

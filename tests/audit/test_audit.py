@@ -205,7 +205,9 @@ def test_the_model_comes_back_as_it_was():
 
 def test_wrong_use_is_refused_in_words():
     model, data = problem("plain")
-    with pytest.raises(sl.SpiritLevelError, match=r"strengths must be positive numbers, got \[-1.0\]"):
+    with pytest.raises(
+        sl.SpiritLevelError, match=r"strengths must be positive numbers, as \(0.5, 1.0\); got \(-1.0,\)"
+    ):
         sl.audit(model, data, strengths=(-1.0,))
     with pytest.raises(sl.SpiritLevelError, match=r"unknown kinds \['nearon'\]; known are layer, neuron"):
         sl.audit(model, data, kinds=("nearon",))

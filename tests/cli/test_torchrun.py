@@ -13,8 +13,8 @@ from spiritlevel.subjects.networks import build_model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 3])
-def test_several_processes_give_the_numbers_of_one(processes, tmp_path, monkeypatch, capsys):
+def test_several_processes_give_the_numbers_of_one(tmp_path, monkeypatch, capsys):
+    """Three, of torchrun itself; two that are started in its way, by every command: tests/problem/test_ranks.py."""
     monkeypatch.chdir(tmp_path)
     save_checkpoint(build_model("mlp:4", input_shape=(5,), classes=3, seed=1), "net.safetensors")
     command = ["measure", "mlp:4", "--checkpoint", "net.safetensors", "--data", "random:40,5,3,0"]
@@ -22,7 +22,7 @@ def test_several_processes_give_the_numbers_of_one(processes, tmp_path, monkeypa
     with pytest.raises(SystemExit):
         cli.main(command)
     alone = json.loads(capsys.readouterr().out)["values"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     done = subprocess.run(
         [*launcher, "-m", "spiritlevel", *command],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -151,8 +151,8 @@ def _with_own_rounding(subject: Subject, expected: Mapping[str, Truth]) -> dict[
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in built.honest.parameters():
-            signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
-            parameter.mul_(1 + signs * 2.0**-50)
+            signs = (torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1).to(parameter)
+            parameter.mul_(1 + signs * 2.0**-50)  # in double precision: in single precision this would be 1
     moved = truths(quantities(built, subject.options.parameters), expected)
     return {
         name: replace(truth, own=truth.own + OWN_ROUNDING * abs(moved[name].value - truth.value))

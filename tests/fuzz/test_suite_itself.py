@@ -1,6 +1,7 @@
 """The fuzz suite can fail: numbers that are off are called wrong, and its definitions agree with independent ones."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,11 @@ from torch.nn import functional as F
 
 import dense_oracle
 import spiritlevel as sl
-from fuzz import bias
+from fuzz import bias, left_out
 from fuzz import check as checking
 from fuzz.campaign import Figures
 from fuzz.check import check, reason, unchanged
+from fuzz.found import FOUND
 from fuzz.losses import binary, cross_entropies, hinges
 from fuzz.networks import Network, matrices
 from fuzz.oracle import Truth, quantities, truths
@@ -96,6 +98,13 @@ def test_wide_errors_are_counted_and_rounding_is_allowed() -> None:
     assert checking.allowance("normalized_sharpness", Truth(0.0, 10.0), 1e-6) == pytest.approx(1e-2)
 
 
+def test_a_definition_that_rounding_decides_is_not_held_against_anyone() -> None:
+    subject = FOUND["terms that cancel in double precision"]
+    expected = truths(quantities(build(subject), subject.options.parameters), ["kappa_sum"])
+    assert expected["kappa_sum"].own == 0
+    assert checking._with_own_rounding(subject, expected)["kappa_sum"].own > 1e-4 * expected["kappa_sum"].value
+
+
 def test_refusals_are_counted_by_what_they_say() -> None:
     assert reason("label 7 of sample 12 is out of range") == reason("label 3 of sample 1 is out of range")
 
@@ -132,10 +141,23 @@ def test_bias_is_measured_against_the_definition(monkeypatch) -> None:
     (gelu,) = (case for case in bias.CASES if case.title == "GELU")
     found = {name: (exact, z) for name, exact, z in bias.readings(gelu, 2)}
     assert tuple(found) == bias.MEASURES
+    assert found.pop("rho_row_max")[0]  # lies in a layer that no probe touches
     for exact, z in found.values():
         assert not exact
         assert (abs(z) < 5).all()
         assert z[0] != z[1]
+
+
+def test_samples_that_are_left_out_are_held_against_the_definition(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(left_out, "STEPS", 20)
+    case = next(case for case in left_out.cases() if case.state == "loss of 1e-5" and case.network == "linear")
+    built, figures = left_out.built(replace(case, seed=1)), Counter()
+    assert F.cross_entropy(built.model(built.inputs), built.targets).item() == pytest.approx(1e-5, rel=1e-6)
+    value = sl.Value("hessian_trace", 1.1, 0.06, exact=False, converged=True, method="random probes")
+    left_out._count(figures, case, "float64", value, Truth(1.0, 1.0), 1e-3)
+    assert figures == {("probes", "count"): 1, ("probes", "outside 1"): 1, ("probes", "outside 2"): 0}
+    assert len([*left_out.cases()]) == 80
+    assert not capsys.readouterr().err
 
 
 def test_runs_on_several_cores_add_up():

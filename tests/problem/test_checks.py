@@ -182,6 +182,73 @@ def test_losses_that_are_no_mean():
         sl.measure(network(), (X, Y), constant)
 
 
+def test_a_loss_that_cannot_be_computed_says_what_it_was_given():
+    def failing(outputs, targets):
+        raise KeyError("mask")
+
+    given = "cannot be computed from float64 of shape (8, 3) as outputs and int64 of shape (8,) as targets"
+    for loss, said in (
+        (nn.BCEWithLogitsLoss(), "Target size (torch.Size([8])) must be the same as input size (torch.Size([8, 3]))"),
+        (failing, "KeyError: 'mask'"),
+    ):
+        name = getattr(loss, "__name__", type(loss).__name__)
+        with refused(f"the loss {name!r} {given}: {said}"):
+            sl.measure(network(), (X, Y), loss)
+    with refused("the loss '<lambda>' cannot be computed from the model and the first batch: KeyError: 'x'"):
+        sl.measure(network(), [{"y": X}], lambda model, batch: (model(batch["x"]).mean(), 1))
+
+
+def test_a_network_that_fails_for_whatever_reason():
+    class Fails(nn.Sequential):
+        def forward(self, x):
+            raise KeyError("mask")
+
+    with refused("the model cannot be called on the first batch: KeyError: 'mask'"):
+        sl.measure(Fails(nn.Linear(4, 3)).double(), (X, Y))
+
+
+@pytest.mark.parametrize("count", [-1, float("nan"), float("inf"), None])
+def test_counts_that_are_no_weights(count):
+    with refused(
+        "a loss of the form (model, batch) must return (mean loss, count), with the number of samples or tokens that the mean "
+        f"is over as count; got {count!r}"
+    ):
+        sl.measure(network(), [(X, Y)], lambda model, batch: (model(batch[0]).mean(), count))
+
+
+def test_counts_that_are_all_zero():
+    with refused("the counts that the loss returns with its means are all zero: nothing would be measured"):
+        sl.measure(network(), [(X, Y)], lambda model, batch: (model(batch[0]).mean(), 0))
+
+
+def test_a_network_that_joins_samples_and_positions():
+    class Flat(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.unsqueeze(2)).flatten(0, 1)
+
+    with refused(
+        f"the network returns outputs of shape ({8 * X.shape[1]}, 3) for 8 samples, and one row a sample is needed: let it "
+        "return (samples, …), or pass a loss of the form (model, batch) -> (mean, count)"
+    ):
+        sl.measure(Flat(1, 3).double(), (X, X), lambda outputs, targets: outputs.square().mean())
+
+
+def test_arguments_of_the_wrong_kind():
+    with refused("parameters must be names or patterns of parameters, got [0]"):
+        sl.measure(network(), (X, Y), parameters=[0])
+    with refused("measures must be names of measures or what get_measure returns, got 5"):
+        sl.measure(network(), (X, Y), measures=5)
+    with refused("a measure is asked for by its name, or as what get_measure returns; got None"):
+        sl.measure(network(), (X, Y), measures=[None])
+    with refused("dtype must be torch.float32 or torch.float64, got 'float64'"):
+        sl.measure(network(), (X, Y), dtype="float64")
+    with refused("eigenvalues must be a whole number of at least 1, got 1.5"):
+        sl.sharpen(network(), (X, Y), target=10, eigenvalues=1.5)
+    for strengths in (1.0, (float("nan"),), (), "a", (0,)):
+        with refused(f"strengths must be positive numbers, as (0.5, 1.0); got {strengths!r}"):
+            sl.audit(network(), (X, Y), strengths=strengths)
+
+
 def test_dict_batches_need_a_loss_of_their_own():
     with refused(
         "the batches are dicts without 'labels' for every sample, and the loss 'cross_entropy' needs targets: pass a loss of "

@@ -51,3 +51,36 @@ def test_a_reversed_gradient_is_noticed_there_too(seed):
     model, data = certain(seed, _Reversal())
     with pytest.raises(sl.SpiritLevelError, match="the gradient of this network is not that of its loss"):
         check_derivatives(sl.Problem(model, "cross_entropy", data))
+
+
+class _Read(nn.Sequential):
+    """Divides by the largest weight, which it reads as a number in single precision: short steps do not move it."""
+
+    def forward(self, x):
+        return super().forward(x) / torch.tensor(self[0].weight.abs().max().item(), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_parameter_that_is_read_as_a_rounded_number_is_noticed(seed):
+    torch.manual_seed(seed)
+    model = _Read(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    data = torch.randn(20, 4), torch.randint(3, (20,))
+    with pytest.raises(sl.SpiritLevelError, match="the gradient of this network is not that of its loss"):
+        check_derivatives(sl.Problem(model, "cross_entropy", data))
+
+
+class _HalfRecorded(nn.Sequential):
+    def forward(self, x):
+        with torch.no_grad():
+            hidden = self[1](self[0](x))
+        return self[2](hidden)
+
+
+def test_a_layer_that_is_not_recorded_is_noticed_along_a_nearly_level_direction():
+    """The direction that is drawn here changes the loss by a thousandth of what the others do."""
+    torch.manual_seed(0)
+    model = _HalfRecorded(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    torch.manual_seed(1)
+    data = torch.randn(20, 4), torch.randint(3, (20,))
+    with pytest.raises(sl.SpiritLevelError, match="autograd records no way from there to the loss"):
+        check_derivatives(sl.Problem(model, "cross_entropy", data))

@@ -138,6 +138,8 @@ def test_unknown_losses_are_refused_with_the_nearest_name():
         resolve_loss("zzz")
     with refused("loss must be a name or a callable, got int"):
         resolve_loss(3)
+    with refused("loss is the class CrossEntropyLoss: pass what it makes, CrossEntropyLoss()"):
+        resolve_loss(nn.CrossEntropyLoss)
 
 
 def test_labels_that_do_not_fit():
@@ -154,7 +156,8 @@ def test_labels_that_do_not_fit():
         "cross_entropy",
         f,
         y,
-        "label -100 of sample 4 is out of range: the network has 4 outputs, so labels must be 0 to 3",
+        "label -100 of sample 4 is no class. Where it marks what does not count, pass loss=torch.nn.CrossEntropyLoss(), whose "
+        "mean leaves it out",
     )
     refuses(
         "cross_entropy", f, labels().int(), "cross entropy needs labels of dtype int64, got torch.int32: use y.long()"
@@ -163,7 +166,14 @@ def test_labels_that_do_not_fit():
         "cross_entropy",
         f,
         labels()[:, None],
-        "cross entropy needs labels of shape (6,) for outputs of shape (6, 4), got (6, 1)",
+        "cross entropy needs labels of shape (6,) for outputs of shape (6, 4), got (6, 1): use y.squeeze(1)",
+    )
+    refuses(
+        "cross_entropy",
+        f,
+        F.one_hot(labels(), C),
+        "cross entropy needs labels of shape (6,) for outputs of shape (6, 4), got (6, 4): as class probabilities, pass "
+        "y.float(); as labels, y.argmax(1)",
     )
     refuses(
         "cross_entropy",
@@ -244,3 +254,17 @@ def test_losses_of_torch_over_images_have_their_curvature_in_closed_form(name):
     )
     wanted = 4 * torch.stack([H[n, :, n] for n in range(4)])
     assert torch.allclose(found, wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss])
+def test_a_module_of_torch_with_a_hook_or_a_forward_of_its_own_has_no_closed_form(kind):
+    """Its curvature is that of what it computes, not of what its class says."""
+    f = outputs()
+    y = labels() if kind is nn.CrossEntropyLoss else torch.rand(N, C, dtype=torch.float64)
+    hooked, replaced = kind(), kind()
+    hooked.register_forward_hook(lambda module, given, value: 2 * value)
+    replaced.forward = lambda f, y: 2 * kind()(f, y)
+    for given in (hooked, replaced):
+        loss = weighted_by(resolve_loss(given), Data((f, y)))
+        assert loss.curvature is None
+        torch.testing.assert_close(output_hessians(loss, f, y), 2 * dense_hessians(kind(), f, y))

@@ -37,11 +37,15 @@ def run(scenes: list[str], place: Path) -> tuple[dict[str, list[dict]], list[int
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory) -> dict[str, list[dict]]:
-    """Scene → what each process saw; one pair of processes for all scenes that it outlives."""
-    found, codes = run(["same", "differing", "failing"], tmp_path_factory.mktemp("ranks"))
-    assert codes == [0, 0]
-    return found
+def ended(tmp_path_factory) -> tuple[dict[str, list[dict]], list[int]]:
+    """Scene → what each process saw, and the exit codes; one pair of processes for all scenes, of which one dies in the last."""
+    return run(["same", "differing", "failing", "dying"], tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def seen(ended) -> dict[str, list[dict]]:
+    """Scene → what each process saw."""
+    return ended[0]
 
 
 @pytest.mark.slow
@@ -61,10 +65,11 @@ def test_a_failure_reaches_every_process(seen) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_ends_the_others(tmp_path) -> None:
-    found, codes = run(["dying"], tmp_path)
-    first, _ = found["dying"]
-    assert codes[1] == 7
+def test_a_process_that_dies_ends_the_others(ended) -> None:
+    found, codes = ended
+    first, second = found["dying"]
+    assert codes == [0, 7]
+    assert second == {}
     assert first["type"] == "ProcessFailed"
     assert "another process of this measurement has ended" in first["error"]
 
@@ -134,17 +139,23 @@ def two_processes(commands: dict[str, list[str]], folder: Path) -> dict[str, lis
 
 
 @pytest.mark.slow
-def test_commands_that_share_their_work_print_once(weights: Path, tmp_path: Path) -> None:
+def test_commands_that_share_their_work_print_once(weights: Path, tmp_path: Path, capsys) -> None:
     network, both = ["mlp:4", "--checkpoint", str(weights)], [f"{name}=mlp:4@{weights}" for name in "ab"]
     data, measures = ["--data", "random:40,5,3,0", "--json", "-"], ["--measures", "hessian_trace"]
     commands = {
+        "measure": ["measure", *network, *data, *measures],
         "audit": ["audit", *network, *data, *measures, "--strengths", "1"],
         "compare": ["compare", *both, *data, *measures],
         "spectrum": ["spectrum", *network, *data],
     }
-    for name, (first, second) in two_processes(commands, tmp_path).items():
+    found = two_processes(commands, tmp_path)
+    for name, (first, second) in found.items():
         assert json.loads(first)["format"].startswith("spiritlevel-"), name
         assert second == "", name
+    with pytest.raises(SystemExit):
+        cli.main(commands["measure"])
+    alone, together = (json.loads(text)["values"] for text in (capsys.readouterr().out, found["measure"][0]))
+    assert together["hessian_trace"]["value"] == pytest.approx(alone["hessian_trace"]["value"], rel=1e-5)
 
 
 @pytest.mark.parametrize("command", ["landscape", "sharpen", "bound", "robustness", "demo", "bench", "study"])

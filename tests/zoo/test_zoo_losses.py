@@ -309,8 +309,8 @@ def test_sequences_with_positions_that_do_not_count():
     batches = [(x[:2], y[:2]), (x[2:], y[2:])]
     check_whole(model, batches, loss, lambda model: F.cross_entropy(model(x).mT, y))
     with refused(
-        "label -100 of sample 0 leaves out a position, so samples count for different numbers of positions: pass a loss of "
-        "the form (model, batch) -> (mean over the scored positions, how many they are)"
+        "label -100 of sample 0 is no class. Where it marks what does not count, pass loss=torch.nn.CrossEntropyLoss(), whose "
+        "mean leaves it out"
     ):
         sl.measure(nn.Conv1d(4, 3, 1).double(), (x, y[:, :3]))
 
@@ -423,3 +423,23 @@ def test_classes_in_the_last_dimension():
         lambda model: F.cross_entropy(model(x).mT, y),
         exact=False,
     )
+
+
+@pytest.mark.parametrize("loss", ["mse", nn.BCEWithLogitsLoss(), nn.HuberLoss()])
+def test_one_output_may_be_squeezed(loss):
+    """Outputs of shape (N,) are those of shape (N, 1), whatever the loss."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1)).double()
+    x, y = torch.randn(20, 4).double(), (torch.rand(20) > 0.5).double()
+    names = [
+        "hessian_trace",
+        "hessian_spectral_norm",
+        "normalized_sharpness",
+        "rho_sum",
+        "kappa_max",
+        "fisher_rao_norm",
+    ]
+    column = sl.measure(network, (x, y.unsqueeze(1)), loss, measures=names)
+    squeezed = sl.measure(nn.Sequential(network, nn.Flatten(0)), (x, y), loss, measures=names)
+    for name in names:
+        assert squeezed[name].value == pytest.approx(column[name].value, rel=1e-12)

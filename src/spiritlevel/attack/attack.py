@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from spiritlevel.curvature.examine import examine
@@ -23,6 +22,7 @@ from spiritlevel.curvature.lanczos import Lanczos, eigenpair
 from spiritlevel.curvature.operators import Scaled
 from spiritlevel.curvature.statistics import DIAGONAL, sweep
 from spiritlevel.errors import RescalingError, SpiritLevelError
+from spiritlevel.problem.checks import check_whole_number
 from spiritlevel.problem.losses import Loss
 from spiritlevel.problem.problem import Problem
 from spiritlevel.symmetry.canonical import least_sum
@@ -101,8 +101,7 @@ def sharpen(
     """
     if not (isinstance(target, int | float) and target > 0 and math.isfinite(target)):
         raise SpiritLevelError(f"target must be a positive number, got {target!r}")
-    if eigenvalues < 1:
-        raise SpiritLevelError(f"eigenvalues must be at least 1, got {eigenvalues!r}")
+    eigenvalues = check_whole_number("eigenvalues", eigenvalues, at_least=1)
     problem = _in_double(model, loss, data)
     symmetries = _symmetries(problem)
     products = HessianProducts(problem)
@@ -277,6 +276,8 @@ def _too_few(count: int, target: float, eigenvalues: int) -> SpiritLevelError:
 
 def _shrink_most(problem: Problem, symmetries: Symmetries) -> Tensor:
     """The layerwise direction in which the most parameters shrink by 1/e: all layers but the smallest in a chain."""
+    from scipy.optimize import linprog  # here: it takes a fifth of a second, which every command would wait for
+
     scales = LayerScales(symmetries)
     names = [name for name in scales.rows if name in problem.parameters and problem.parameters[name].dim() > 1]
     if not names or not scales.spread.shape[1]:

@@ -24,6 +24,7 @@ from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.batches import Batch, Data
+from spiritlevel.problem.checks import check_whole_number
 from spiritlevel.problem.devices import doubled_copy
 from spiritlevel.problem.losses import Loss, logits_of, resolve_loss
 from spiritlevel.problem.wrappers import refuse_shards
@@ -71,9 +72,9 @@ def audit(
     >>> found.verdict("hessian_trace", "layer"), found.verdict("kappa_trace_sum", "layer")
     ('moves', 'invariant')
     """
-    chosen, strengths = resolve_measures(measures), sorted(set(map(float, strengths)))
-    if not strengths or strengths[0] <= 0:
-        raise SpiritLevelError(f"strengths must be positive numbers, got {list(strengths)}")
+    chosen, strengths = resolve_measures(measures), _ascending(strengths)
+    seeds = [check_whole_number("a seed", seed) for seed in seeds]
+    kinds = [kinds] if isinstance(kinds, str) else kinds
     unknown = set(kinds or ()) - set(KINDS)
     if unknown:
         raise SpiritLevelError(f"unknown kinds {sorted(unknown)}; known are {', '.join(KINDS)}")
@@ -225,6 +226,16 @@ class _Mapped:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         for batch in self._data:
             yield self._change(batch.inputs.double()), batch.targets
+
+
+def _ascending(strengths: Any) -> list[float]:
+    try:
+        found = sorted(set(map(float, strengths)))
+    except (TypeError, ValueError):
+        found = []
+    if not found or not all(0 < strength < math.inf for strength in found):
+        raise SpiritLevelError(f"strengths must be positive numbers, as (0.5, 1.0); got {strengths!r}")
+    return found
 
 
 def _map_inputs(model: nn.Module, matrix: Tensor, shift: Tensor, inputs: Tensor) -> Tensor:

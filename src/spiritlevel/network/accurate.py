@@ -107,6 +107,8 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
 ) -> Tensor:
     """`torch.nn.functional.binary_cross_entropy_with_logits`."""
+    if target.shape != input.shape:  # torch refuses to broadcast, in these words
+        raise ValueError(f"Target size ({target.size()}) must be the same as input size ({input.size()})")
     reduction = asked_reduction(size_average, reduce, reduction)
     target = target.to(input.dtype)
     positive = softplus(-input) if pos_weight is None else pos_weight.to(input.dtype) * softplus(-input)

@@ -21,13 +21,14 @@ from torch.utils._pytree import tree_leaves
 from spiritlevel.errors import NondeterministicError, SpiritLevelError
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Checked
-from spiritlevel.problem.loss_checks import check_loss, check_mean, check_scalar
+from spiritlevel.problem.loss_checks import FAILURES, check_loss, check_mean, check_scalar, told
 from spiritlevel.problem.replica import watching
 from spiritlevel.problem.shards import WHOLE, Shards
 
 # What to do about an error that a model raises when it is called, by words of its message.
 REMEDIES = {
     "does not require grad": ". Wrap what it differentiates in torch.enable_grad()",
+    "got Long and Float": ". Convert the inputs with x.float()",
     "DTensor": (
         ". A module runs on its parts in a way of its own, as tensor parallelism does: divide the model by "
         "torch.distributed.fsdp.fully_shard alone, or measure the plain module"
@@ -50,6 +51,28 @@ def check_tolerance(tolerance: Any) -> float:
     if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real) or not 0 < float(tolerance) < 1:
         raise SpiritLevelError(f"tolerance must be a number between 0 and 1, got {tolerance!r}")
     return float(tolerance)
+
+
+def check_count(count: Any) -> float:
+    """The weight that a loss of the form (model, batch) gives its batch."""
+    try:
+        weight = float(count)
+    except (TypeError, ValueError, RuntimeError):
+        weight = math.nan
+    if not 0 <= weight < math.inf:
+        raise SpiritLevelError(
+            f"a loss of the form (model, batch) must return (mean loss, count), with the number of samples or tokens that "
+            f"the mean is over as count; got {count!r}"
+        )
+    return weight
+
+
+def check_total(total: float) -> float:
+    if not total > 0:
+        raise SpiritLevelError(
+            "the counts that the loss returns with its means are all zero: nothing would be measured"
+        )
+    return total
 
 
 def check_model(problem: Checked) -> None:
@@ -130,10 +153,10 @@ def _first_outputs(problem: Checked, batch: Batch) -> Any:
         outputs = problem.outputs(problem.parameters, given)
     except SpiritLevelError:
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except FAILURES as error:
         remedy = next((told for sign, told in REMEDIES.items() if sign in str(error)), "")
         raise SpiritLevelError(
-            f"the model cannot be called on the first batch{_mismatch(problem, batch)}: {error}{remedy}"
+            f"the model cannot be called on the first batch{_mismatch(problem, batch)}: {told(error)}{remedy}"
         ) from error
     pairs = zip(tree_leaves(given.inputs), tree_leaves(batch.inputs), strict=True)
     if any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in pairs):
@@ -160,10 +183,19 @@ def _check_deterministic(problem: Checked, outputs: Any, batch: Batch) -> None:
     half = (len(batch) + 1) // 2
     part = problem.outputs(problem.parameters, batch[:half])
     if half < len(batch) and not _agree(_first(outputs, half, len(batch)), part, tolerance=1e-3):
+        _check_rows(outputs, len(batch))
         raise NondeterministicError(
             "a sample's output depends on the other samples of its batch, so the loss is not a mean over samples. "
             f"Likely cause: {_normalizing_modules(problem)}. Use running statistics (track_running_stats=True) in eval "
             "mode, or pass a loss of the form (model, batch) -> (mean, count), which keeps your batches as they are"
+        )
+
+
+def _check_rows(outputs: Any, samples: int) -> None:
+    if isinstance(outputs, Tensor) and (not outputs.dim() or len(outputs) != samples):
+        raise SpiritLevelError(
+            f"the network returns outputs of shape {tuple(outputs.shape)} for {samples} samples, and one row a sample is needed: "
+            "let it return (samples, …), or pass a loss of the form (model, batch) -> (mean, count)"
         )
 
 
@@ -259,9 +291,20 @@ def _point_out(problem: Checked, chunk: Batch, first: int) -> None:
             raise SpiritLevelError(f"the loss {where} {first + n} is {value}: every sample needs a finite loss")
 
 
+def _first_whole_loss(problem: Checked, batch: Batch) -> Any:
+    try:
+        return problem.whole_loss(problem.parameters, batch)[0]
+    except SpiritLevelError:
+        raise
+    except FAILURES as error:
+        raise SpiritLevelError(
+            f"the loss {problem.loss_function.name!r} cannot be computed from the model and the first batch: {told(error)}"
+        ) from error
+
+
 def _check_whole_loss(problem: Checked, batch: Batch) -> None:
     with torch.no_grad():
-        first = _alone(problem, lambda: problem.whole_loss(problem.parameters, batch)[0])
+        first = _alone(problem, lambda: _first_whole_loss(problem, batch))
         second = problem.whole_loss(problem.parameters, batch)[0]
     check_scalar(first)
     if not torch.allclose(first, second, rtol=1e-5, atol=0):
@@ -274,13 +317,16 @@ def _check_whole_loss(problem: Checked, batch: Batch) -> None:
 def check_arguments(model: nn.Module, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> None:
     if next(model.parameters(), None) is None:
         raise SpiritLevelError("the model has no parameters, so there is nothing to measure")
+    if any(not isinstance(pattern, str) for pattern in patterns or ()):
+        raise SpiritLevelError(f"parameters must be names or patterns of parameters, got {patterns!r}")
     if patterns is not None and not patterns:
         raise SpiritLevelError(
             "parameters is empty, so there is nothing to measure: name some, or leave it out for all trainable ones"
         )
     if dtype not in (None, torch.float32, torch.float64):
         raise SpiritLevelError(
-            f"dtype must be torch.float32 or torch.float64, got {dtype}: half precision cannot carry second derivatives"
+            f"dtype must be torch.float32 or torch.float64, got {dtype!r}"
+            + (": half precision cannot carry second derivatives" if dtype in (torch.float16, torch.bfloat16) else "")
         )
 
 

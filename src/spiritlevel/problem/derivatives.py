@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.batches import Batch, join
 from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.tensors import is_about_precision
 
@@ -27,6 +27,11 @@ TRIALS = 3
 # A disagreement of which half a step changes more than this part comes from the step: where a network is certain, its loss goes
 # with the exponential of the outputs, and only long steps show more than rounding.
 STEADY = 0.5
+# Where autograd sees no way to the loss, there is nothing to agree with but zero: this part of the tolerance is enough, and a
+# random direction along which the loss happens to be nearly level hides less.
+UNCONNECTED = 1e-3
+# Slopes that differ by less than this part of what separates them from autograd's are one and the same.
+ONE_MIND = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ SINGLE = _Precision(torch.float32, (3e-3, 1e-2, 1e-3), 0.1, 1e-6)
 
 def check_derivatives(problem: Checked) -> None:
     """Refuse where autograd's gradient is not the slope of the loss."""
-    batch = problem.first_chunk() if problem.whole else problem.spread_samples(SAMPLES)[0][: 2 * SAMPLES]
+    batch = problem.first_chunk() if problem.whole else _looked_at(problem)
     with problem.undisturbed():
         try:
             with problem.in_precision(torch.float64) as double:
@@ -55,6 +60,12 @@ def check_derivatives(problem: Checked) -> None:
             if not is_about_precision(error):
                 raise
             _check(problem, batch, SINGLE)  # the network insists on its own precision
+
+
+def _looked_at(problem: Checked) -> Batch:
+    """Samples spread over the data, and the heaviest: of a network that fits, the loss of most others has no slope to be seen."""
+    spread = problem.spread_samples(SAMPLES)[0][: 2 * SAMPLES]
+    return join([spread, problem.telling_samples(SAMPLES // 2)]) or spread
 
 
 # What is differentiated, as a function of the parameters: the loss over a batch, or its outputs times fixed weights.
@@ -91,6 +102,10 @@ class _Trial:
         """The parameters with a gradient."""
         return [name for name, part in self.gradient.items() if self.problem.shards.any(bool(part.any()))]
 
+    def _connected(self, names: Sequence[str]) -> bool:
+        known = self.with_gradient()
+        return any(name in known for name in names)
+
     def slope(self, names: Sequence[str]) -> float:
         return sum(self._share(name) for name in names)
 
@@ -108,10 +123,13 @@ class _Trial:
         directions; with `alone`, along these.
         """
         slope, size, found = self.slope(names), self.size(names if alone else list(self.point)), None
+        tolerance = self.precision.tolerance * (1 if self._connected(names) else UNCONNECTED)
+        others: list[float] = []
         for step, difference, noise in self._telling(names, size):
-            if not abs(difference - slope) > self.precision.tolerance * size + noise:  # NaN is refused elsewhere
+            if not abs(difference - slope) > tolerance * size + noise:  # NaN is refused elsewhere
                 self.conclusive = True
-                return None
+                return (slope, others[0]) if _of_one_mind(others, slope) else None
+            others.append(difference)
             if abs(self._difference(names, step / 2) - difference) < STEADY * abs(difference - slope):
                 self.conclusive, found = True, difference
         return None if found is None else (slope, found)
@@ -142,6 +160,18 @@ class _Trial:
     def _elsewhere(self, factor: float) -> float:
         with torch.no_grad():
             return float(self.objective({name: factor * v for name, v in self.point.items()}))
+
+
+def _of_one_mind(differences: Sequence[float], slope: float) -> bool:
+    """Whether the first steps, of three lengths, show one and the same slope, and that is not autograd's.
+
+    Then shorter steps that agree with autograd say nothing: a number that the network reads off a parameter, and rounds to
+    single precision, stands still for them. Kinks within the steps show in that their slopes differ.
+    """
+    if len(differences) < 3:
+        return False
+    first = differences[:3]
+    return max(first) - min(first) < ONE_MIND * abs(first[0] - slope)
 
 
 def _trial(problem: Checked, objective: Objective, precision: _Precision, generator: torch.Generator) -> _Trial:

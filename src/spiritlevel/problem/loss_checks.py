@@ -15,6 +15,9 @@ from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.replica import remembered, watching
 
+# What code of the caller's own raises that does not fit what it is given.
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
+
 
 def check_loss(problem: Checked, outputs: Any, batch: Batch) -> None:
     loss, targets = problem.loss_function, batch.targets
@@ -58,9 +61,29 @@ def _loss_of_outputs(problem: Checked, outputs: Any, targets: Any) -> Any:
                 f"the loss {problem.loss_function.name!r} cannot be computed: {error}. What a forward pass leaves in attributes "
                 "of the model is found in the model that a loss of the form (model, batch) -> (mean, count) is given"
             ) from error
+        except FAILURES as error:
+            raise SpiritLevelError(
+                f"the loss {problem.loss_function.name!r} cannot be computed from {_shapes(outputs)} as outputs and "
+                f"{_shapes(targets)} as targets: {told(error)}"
+            ) from error
     if read:
         _refuse_other_ways(problem, min(read))
     return value
+
+
+def _shapes(values: Any) -> str:
+    """What the loss was given, in short."""
+    if isinstance(values, Tensor):
+        return f"{str(values.dtype).removeprefix('torch.')} of shape {tuple(values.shape)}"
+    return f"a {type(values).__name__}"
+
+
+def told(error: Exception) -> str:
+    """The error in one line; those that say little beside their name with it."""
+    text = str(error)
+    return (
+        text if isinstance(error, RuntimeError | TypeError | ValueError) and text else f"{type(error).__name__}: {text}"
+    )
 
 
 def _left_by_a_pass(problem: Checked) -> dict[str, Tensor]:

@@ -92,6 +92,8 @@ def resolve_loss(loss: str | Callable[..., Any] | Loss) -> Loss:
                 f"unknown loss {loss!r}{suggest(loss, BUILT_IN) or '.'} Known: {', '.join(BUILT_IN)}, or pass a callable."
             )
         return BUILT_IN[loss]
+    if isinstance(loss, type):
+        raise SpiritLevelError(f"loss is the class {loss.__name__}: pass what it makes, {loss.__name__}()")
     if not callable(loss):
         raise SpiritLevelError(f"loss must be a name or a callable, got {type(loss).__name__}")
     return batch_loss(loss) if _takes_the_model(loss) else Loss(name=_name_of(loss), mean=loss, given=loss)
@@ -239,15 +241,15 @@ def _check_labels(outputs: Any, targets: Any, first: int) -> None:
     if tuple(targets.shape) != _label_shape(outputs):
         raise SpiritLevelError(
             f"cross entropy needs labels of shape {_label_shape(outputs)} for outputs of shape {tuple(outputs.shape)}, "
-            f"got {tuple(targets.shape)}{_classes_last(outputs, targets)}"
+            f"got {tuple(targets.shape)}{_what_labels_are(outputs, targets)}"
         )
     wrong = (targets < 0) | (targets >= outputs.shape[1])
     if bool(wrong.any()):
         index = tuple(int(i) for i in wrong.nonzero()[0])
-        if int(targets[index]) == IGNORED and outputs.dim() > 2:
+        if int(targets[index]) == IGNORED:
             raise SpiritLevelError(
-                f"label {IGNORED} of sample {first + index[0]} leaves out a position, so samples count for different numbers "
-                "of positions: pass a loss of the form (model, batch) -> (mean over the scored positions, how many they are)"
+                f"label {IGNORED} of sample {first + index[0]} is no class. Where it marks what does not count, pass "
+                "loss=torch.nn.CrossEntropyLoss(), whose mean leaves it out"
             )
         raise SpiritLevelError(
             f"label {int(targets[index])} of sample {first + index[0]} is out of range: the network has {outputs.shape[1]} "
@@ -271,8 +273,12 @@ def _check_tensor(outputs: Any, loss: str) -> None:
         )
 
 
-def _classes_last(outputs: Tensor, targets: Tensor) -> str:
-    """What to do where the labels would fit if the classes came second instead of last."""
+def _what_labels_are(outputs: Tensor, targets: Tensor) -> str:
+    """What to do about labels of another shape, where that says what they are."""
+    if targets.shape == outputs.shape:
+        return ": as class probabilities, pass y.float(); as labels, y.argmax(1)"
+    if targets.shape == (len(outputs), 1, *outputs.shape[2:]):
+        return ": use y.squeeze(1)"
     if outputs.dim() < 3 or targets.shape != outputs.shape[:-1]:
         return ""
     return (

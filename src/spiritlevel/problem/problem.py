@@ -23,7 +23,7 @@ from spiritlevel.problem.ranks import Ranks, current_ranks
 from spiritlevel.problem.replica import Slots, stand_in, unwrapped
 from spiritlevel.problem.shards import SavedBytes
 from spiritlevel.problem.survey import Survey, survey
-from spiritlevel.problem.tensors import as_precision, collect
+from spiritlevel.problem.tensors import as_precision, collect, in_last_places
 from spiritlevel.problem.weighted import weighted_by
 from spiritlevel.problem.wrappers import in_shards, reshard, shards_of
 
@@ -115,7 +115,8 @@ class Problem:
         self._plain: contextlib.AbstractContextManager[Any] = PlainDerivatives()
         self._settle()
         self.samples = self.data.samples
-        self.total_count = sum(self._counts) if not self.whole else self.ranks.total(sum(self._counts))
+        counted = sum(self._counts)
+        self.total_count = checks.check_total(counted if not self.whole else self.ranks.total(counted))
 
     def _run_in(self, module: nn.Module) -> None:
         """Compute in this module: a stand-in for the caller's, or the caller's own where that cannot stand in."""
@@ -314,12 +315,13 @@ class Problem:
             self._derivatives_checked = True
 
     @contextlib.contextmanager
-    def in_precision(self, dtype: torch.dtype) -> Iterator[Callable[[Batch], Batch]]:
-        """All tensors of the model in this precision inside; yields the function that makes a batch fit."""
+    def in_precision(self, dtype: torch.dtype, *, nudged: bool = False) -> Iterator[Callable[[Batch], Batch]]:
+        """All tensors in this precision inside, parameters moved in their last places if `nudged`; yields what makes a batch fit."""
         kept = self.parameters, self.fixed, self.dtype
-        self.parameters, self.fixed = (
+        parameters, self.fixed = (
             {name: as_precision(tensor, dtype) for name, tensor in tensors.items()} for tensors in kept[:2]
         )
+        self.parameters = in_last_places(parameters) if nudged else parameters
         self.dtype = dtype
         try:
             yield lambda batch: batch.map(lambda leaf: as_precision(leaf, dtype))
@@ -385,7 +387,7 @@ class Problem:
                 f"a loss of the form (model, batch) must return (mean loss, count), got {type(result).__name__}: return "
                 f"for example `{'out.loss' if hasattr(result, 'loss') else 'loss'}, {batch.count_example}`"
             )
-        return self.shards.held(result[0]), float(result[1])
+        return self.shards.held(result[0]), checks.check_count(result[1])
 
     def _count(self, batch: Batch) -> float:
         return float(self.loss_function.count(batch.targets))

@@ -119,11 +119,13 @@ class _State:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._tables, self._entries = _tables(model)
-        self._compiled = [(part, part.training) for part in model.modules() if isinstance(part, torch.jit.ScriptModule)]
+        # Each is walked through once: every product passes here, and of a small network walking is what it costs.
+        self.modules, self.devices = list(model.modules()), {p.device for p in model.parameters()}
+        self._tables, self._entries = _tables(self.modules)
+        self._compiled = [(part, part.training) for part in self.modules if isinstance(part, torch.jit.ScriptModule)]
         self._random, self._numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
         self._torch = torch.get_rng_state()
-        devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+        devices = sorted({device.index or 0 for device in self.devices if device.type == "cuda"})
         self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices]
         self.thread = threading.get_ident()
 
@@ -142,11 +144,11 @@ class _State:
         _SHARED.remove(self)
 
 
-def _tables(model: nn.Module) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _tables(modules: list[nn.Module]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The tables of every module that has them in Python, and the entries that they hold now."""
     live: list[dict[str, Any]] = []
     entries: list[dict[str, Any]] = []
-    for module in model.modules():
+    for module in modules:
         if not isinstance(module, torch.jit.ScriptModule):
             live += [vars(module), module._parameters, module._buffers]
             entries += [{"training": module.training}, dict(module._parameters), dict(module._buffers)]
@@ -168,11 +170,12 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             with ExitStack() as quiet:
                 quiet.enter_context(torch.inference_mode(False))
                 quiet.enter_context(sdpa_kernel(SDPBackend.MATH))
-                for kind in {"cpu", *(p.device.type for p in model.parameters())}:
+                for kind in {"cpu", *(device.type for device in before.devices)}:
                     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                         quiet.enter_context(torch.autocast(kind, enabled=False))
-                for module in model.modules():
-                    module.training = False
+                for module in before.modules:
+                    if module.training:
+                        module.training = False
                 yield
         finally:
             drop_above(modes)

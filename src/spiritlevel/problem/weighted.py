@@ -89,13 +89,20 @@ def _check_range(targets: Tensor, counts: Tensor, classes: int) -> None:
 def weighting_of(loss: Any) -> Weighting | None:
     """The weighting of a cross entropy of torch: a module, a function, or a function with options; None for others."""
     for kind, function in FUNCTIONS.items():
-        if type(loss) is kind and loss.reduction == "mean":
+        if _is_plain(loss, kind) and loss.reduction == "mean":
             return Weighting(function, **{name: getattr(loss, name) for name in OPTIONS if hasattr(loss, name)})
         if loss is function:
             return Weighting(function)
         if isinstance(loss, functools.partial) and loss.func is function and _is_plain_mean(loss):
             return Weighting(function, **{key: loss.keywords[key] for key in OPTIONS if key in loss.keywords})
     return None
+
+
+def _is_plain(loss: Any, kind: Any) -> bool:
+    """Whether a module computes what its class says: no hook and no `forward` of its own stands between."""
+    if type(loss) is not kind or "forward" in vars(loss):
+        return False
+    return not any(table for name, table in vars(loss).items() if name.endswith("_hooks"))
 
 
 def _is_plain_mean(loss: functools.partial[Any]) -> bool:
@@ -146,7 +153,7 @@ def elementwise_curvature(given: Any) -> Callable[[Tensor, Tensor], OutputFactor
 
 
 def _is_mean_of(given: Any, kind: Any, function: Callable[..., Any]) -> bool:
-    if type(given) is kind:
+    if _is_plain(given, kind):
         return bool(given.reduction == "mean")
     if isinstance(given, functools.partial) and given.func is function:
         known = {"weight", "pos_weight", "reduction"}

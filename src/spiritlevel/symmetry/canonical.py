@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.optimize import linprog
 from scipy.sparse import csgraph
 from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor, nn
@@ -167,6 +166,8 @@ def _determined(a: sparse.csr_matrix) -> tuple[NDArray[np.bool_], NDArray[np.int
 
 def _determined_by_program(a: sparse.csr_matrix) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """The same for any exponents: the largest set of terms with a·d < 0 while no a·d > 0 is found by max Σ s, a·d ≤ −s."""
+    from scipy.optimize import linprog  # here: it takes a fifth of a second, which every command would wait for
+
     rows, number = a.shape
     cost = np.concatenate([np.zeros(number), -np.ones(rows)])
     bounds = [(None, None)] * number + [(0.0, 1.0)] * rows

@@ -167,8 +167,9 @@ class Transformation(Move):
         result = moved[name].to(tensor)
         if bool((tensor.isfinite() & ~result.isfinite()).any()):
             precision = str(tensor.dtype).removeprefix("torch.")
+            remedy = "" if tensor.dtype == torch.float64 else " or convert the model to float64"
             raise RescalingError(
-                f"the transformed {name} would overflow in {precision}; use a smaller strength or convert the model to float64"
+                f"the transformed {name} would overflow in {precision}; use a smaller strength{remedy}"
             )
         return result
 
