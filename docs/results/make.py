@@ -24,7 +24,7 @@ from contest import winners  # noqa: E402
 from joining import crossed_again, joined  # noqa: E402
 from lines import ends  # noqa: E402
 from tellers import FEW, TELLERS  # noqa: E402
-from telling import Told, Verdict, made  # noqa: E402
+from telling import Told, Verdict, each_network, made  # noqa: E402
 
 from spiritlevel.landscape import load  # noqa: E402
 from spiritlevel.plot import line as draw_line  # noqa: E402
@@ -96,7 +96,7 @@ def section(told: Told) -> str:
     judge, body = TELLERS[told.study.name]
     # A study of batches is told from two networks on; correlations of fewer than six have no interval and say nothing.
     enough = len(told.study.measured) >= (2 if told.study.name.startswith("rangamani") else FEWEST)
-    lines = [*made(told), *(body(told) if enough else ["Too few networks for tables and figures."])]
+    lines = [*made(told), *(body(told) if enough else each_network(told))]
     found = judge(told)
     said = f"**Verdict: {found.verdict}** (networks: {found.networks}). Here: {found.here}."
     lines += ["", *line_plots(told), said, "", *notes(told.folder), *shipped(told)]

@@ -16,8 +16,10 @@ from telling import (
     bold,
     by_level,
     correlations,
+    each_network,
     layers,
     mean_text,
+    measured_text,
     progress,
     ratio,
     side_by_side,
@@ -46,7 +48,7 @@ def petzka_mnist_verdict(told: Told) -> Verdict:
     hidden = layers(told.study, "kappa_trace")[:-1]
     count = progress(told.study, "petzka-mnist")
     if len(told.study.measured) < FEWEST:
-        return Verdict(f"{len(told.study.measured)} networks measured", count, FEW)
+        return Verdict(measured_text(len(told.study.measured)), count, FEW)
     found = [told.r(f"kappa_trace[{name}]").value for name in hidden]
     after = [told.r(f"kappa_trace[{name}]", rescaled=True).value for name in hidden]
     kept = max(abs(one - other) for one, other in zip(found, after, strict=True))
@@ -113,7 +115,7 @@ def _with_loss(told: Told) -> Estimate:
 def petzka_cifar10_verdict(told: Told) -> Verdict:
     count = progress(told.study, "petzka-cifar10")
     if len(told.study.measured) < FEWEST:
-        return Verdict(f"{len(told.study.measured)} networks measured", count, FEW)
+        return Verdict(measured_text(len(told.study.measured)), count, FEW)
     last = layers(told.study, "kappa_trace")[-2]
     found, after = (told.r(f"kappa_trace[{last}]", rescaled) for rescaled in (False, True))
     verdict = "agrees" if found.low > 0.5 else "same sign, smaller" if found.low > 0 else "disagrees"
@@ -155,7 +157,7 @@ def tsuzuku_verdict(told: Told) -> Verdict:
     for part in told.parts:
         own = part.study.measured
         if len(own) < FEWEST:
-            said.append(f"{part.model}: {len(own)} networks measured")
+            said.append(f"{part.model}: {measured_text(len(own))}")
             verdicts.append(f"{part.model}: {FEW}")
             continue
         ours, plain = part.r(NORMALIZED), part.r("hessian_trace")
@@ -171,6 +173,9 @@ def tsuzuku(told: Told) -> list[str]:
     for part in told.parts:
         kind = part.model.partition(":")[0]
         reached = [cell.trained("train_accuracy") for cell in part.study.measured]
+        if len(reached) < FEWEST:
+            made += [f"**{part.model}**", "", *each_network(part), ""]
+            continue
         made += [
             f"**{part.model}**, {len(reached)} networks, lowest train accuracy {min(reached, default=float('nan')):.1%}:",
             "",

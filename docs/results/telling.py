@@ -117,6 +117,36 @@ def progress(study: Study, full: str) -> str:
     return f"{ended} of {planned}" + (" so far" if ended < planned else "")
 
 
+def each_network(told: Told) -> list[str]:
+    """Every measured network by itself, where they are too few for coefficients."""
+    measured = told.study.measured
+    if not measured:
+        return ["No network is finished yet."]
+    names = told.study.quantities(layers=False)
+    head = ("network", "train loss", "train accuracy", GAP_LABELS[told.study.gap], *(NAMES.get(n, n) for n in names))
+    rows = tuple(
+        (
+            _place_text(cell),
+            significant(cell.trained("train_loss"), 2),
+            f"{cell.trained('train_accuracy'):.2%}",
+            f"{cell.gap(told.study.gap):.3g}",
+            *(significant(cell.measures[name].value, 3) if name in cell.measures else "–" for name in names),
+        )
+        for cell in measured
+    )
+    return ["Too few networks for coefficients and figures; one by one:", "", *markdown(Numbers(head, rows))]
+
+
+def _place_text(cell: Cell) -> str:
+    """Where a network stands in the grid, in words."""
+    words = {key: key.rpartition(".")[2].replace("_", " ") + " " for key in cell.coordinates} | {"model.name": ""}
+    return ", ".join(f"{words[key]}{value}" for key, value in cell.coordinates.items())
+
+
+def measured_text(count: int) -> str:
+    return f"{count} network{'' if count == 1 else 's'} measured"
+
+
 def correlations(told: Told, rows: Sequence[tuple[str, str, str]]) -> list[str]:
     """r of every quantity beside the paper's, after rescaling, given the train loss, and τ."""
     columns = ("measure", "r in the paper", "r here", "after rescaling", "given the train loss", "Kendall's τ here")
