@@ -47,3 +47,40 @@ def test_what_is_not_symmetric_is_an_error_and_in_the_end_a_refusal():
         SpiritLevelError, match="at its weights, along two directions that must give the same both ways round"
     ):
         HessianProducts(like_tokens(1e6))
+
+
+class _SkewInSingle(torch.autograd.Function):
+    """½‖w‖², whose gradient in single precision turns with w: the second derivative is not symmetric there."""
+
+    @staticmethod
+    def forward(ctx, w):
+        ctx.save_for_backward(w)
+        return w.square().sum() / 2
+
+    @staticmethod
+    def backward(ctx, g):
+        (w,) = ctx.saved_tensors
+        turned = torch.stack([w[1], -w[0]]) if w.dtype == torch.float32 else torch.zeros_like(w)
+        return g * (w + turned)
+
+
+class Skew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.6, 0.5]))
+
+    def forward(self, x):
+        return _SkewInSingle.apply(self.w) * x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_symmetry_is_asked_of_the_precision_that_is_measured_in(dtype, own_precision):
+    x = torch.ones(4, 1)
+    problem = Problem(Skew(), lambda outputs, y: outputs.mean(), (x, x), dtype=dtype)
+    if dtype == torch.float64:
+        assert HessianProducts(problem).relative_error < 1e-13
+        return
+    with pytest.raises(
+        SpiritLevelError, match=r"both ways round.* or measure in double precision \(dtype=torch.float64\)"
+    ):
+        HessianProducts(problem)

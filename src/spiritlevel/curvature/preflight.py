@@ -65,9 +65,10 @@ def choose_method(ways: Ways) -> Chosen:
             if not is_about_precision(error):
                 raise
             found = _choose(ways, few, problem.dtype, 0.1)  # the network insists on its own precision
-            if isinstance(found, Chosen):
-                found = _symmetric(ways, few, found, problem.dtype)
-        return found if isinstance(found, Chosen) else _only_differences(ways, found)
+        if not isinstance(found, Chosen):
+            return _only_differences(ways, found)
+        # What is symmetric in double precision may be nothing but rounding in the precision that is measured in.
+        return found if problem.dtype == torch.float64 else _symmetric(ways, few, found, problem.dtype)
 
 
 def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> Chosen | list[_Failure]:
@@ -124,9 +125,13 @@ def _symmetric(ways: Ways, batch: Batch, chosen: Chosen, dtype: torch.dtype) -> 
             "the second derivative of this network cannot be trusted: at its weights, along two directions that must give the same "
             f"both ways round, it gives {first:.3g} and {second:.3g}. Rounding decides about it where large terms cancel, as in a "
             "softmax of scores that are far apart or in a normalization of numbers that are all but equal: scale the inputs or the "
-            "weights down, so that they are of the size that the network was made for"
+            f"weights down, so that they are of the size that the network was made for{_or_in_double(dtype)}"
         )
     return replace(chosen, relative_error=chosen.relative_error + ASYMMETRY_MARGIN * apart)
+
+
+def _or_in_double(dtype: torch.dtype) -> str:
+    return "" if dtype == torch.float64 else ", or measure in double precision (dtype=torch.float64)"
 
 
 def _form(ways: Ways, direction: list[Tensor], image: list[Tensor]) -> tuple[float, float]:
