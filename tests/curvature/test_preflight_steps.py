@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import spiritlevel as sl
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.problem import Problem
@@ -84,3 +85,37 @@ def test_symmetry_is_asked_of_the_precision_that_is_measured_in(dtype, own_preci
         SpiritLevelError, match=r"both ways round.* or measure in double precision \(dtype=torch.float64\)"
     ):
         HessianProducts(problem)
+
+
+class _SteepOnce(torch.autograd.Function):
+    """½‖w‖² + 10²⁰ w₀, which can be differentiated once: no digit of its gradient shows its curvature, 1, along w₀."""
+
+    @staticmethod
+    def forward(ctx, w):
+        ctx.save_for_backward(w)
+        return w.square().sum() / 2 + 1e20 * w[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        (w,) = ctx.saved_tensors
+        return g * (w + 1e20 * torch.eye(len(w), dtype=w.dtype)[0])
+
+
+class Steep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.6], dtype=torch.float64))
+
+    def forward(self, x):
+        return _SteepOnce.apply(self.w) * (x + 1e-30 * self.w)  # or autograd would see a constant gradient
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_curvature_that_rounding_hides_from_differences_of_gradients_is_in_the_error():
+    x = torch.ones(4, 1, dtype=torch.float64)
+    report = sl.measure(Steep(), (x, x), lambda outputs, y: outputs.mean(), measures=["hessian_spectral_norm"])
+    found = report["hessian_spectral_norm"]
+    assert "central differences" in found.method
+    assert abs(found.value - 1) <= found.error
+    assert not found.converged

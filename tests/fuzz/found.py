@@ -154,6 +154,13 @@ FOUND: dict[str, Subject] = {
         stretch=-25.0,
         options=_only("riemannian_nodewise_spectral_norm", tolerance=0.1, seed=4),
     ),
+    "differences of gradients that show nothing but rounding": Subject(
+        Network("mlp", "tanh", 1, 3),
+        "mse",
+        Samples(count=1, scale=12, shape="pair"),
+        stretch=25.0,
+        options=_only("hessian_spectral_norm", parameters=("*weight",)),
+    ),
     "a second derivative that is not symmetric": Subject(
         Network("attention", "tanh", 1, 4, bias=False, seed=221),
         samples=Samples("one hot", 2, scale=6, by_class=True, seed=241),

@@ -256,12 +256,16 @@ class HessianProducts:
         what it was found to be.
 
         A step across a kink, or one that drowns in rounding, gives another number than a shorter one; and products that are not
-        linear, as at a kink, do not add up to the number that a search makes of them.
+        linear, as at a kink, do not add up to the number that a search makes of them. Gradients that are the same to their last
+        digit differ by nothing at all, over every step: what rounding may hide counts too.
         """
         if self.method != "central differences":
             return [0.0] * len(vectors)
         forms = [(self._form(vector, 1.0), self._form(vector, SHORTER)) for vector in vectors]
-        return [max(abs(a - b), abs(a - value)) for (a, b), value in zip(forms, values, strict=True)]
+        found = zip(forms, values, map(self._filled, vectors), strict=True)
+        return [
+            max(abs(a - b), abs(a - value)) + self._ways.hidden_by_rounding(parts) for (a, b), value, parts in found
+        ]
 
     def _form(self, vector: Mapping[str, Tensor], stretch: float) -> float:
         parts, total = self._filled(vector), 0.0

@@ -18,6 +18,8 @@ from spiritlevel.problem.tensors import is_about_precision
 
 # So many parameters at most, those with the largest shares in the slope, are held against one another in pairs.
 MOST_PAIRED = 24
+# A difference of gradients tells where rounding is this part of it at most; rounding is so many units of the last place.
+TELLING, ROUNDED = 0.1, 4
 # How far uᵀHv and vᵀHu may be apart, as a part of the terms that they are sums of: rounding leaves 1e-15 of them in double
 # precision. What they are apart is one draw of something random, and counts so many times.
 LEAST_SYMMETRY = {torch.float64: 1e-2, torch.float32: 0.1}
@@ -72,8 +74,13 @@ def choose_method(ways: Ways) -> Chosen:
 
 
 def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> Chosen | list[_Failure]:
-    """The first way whose product agrees, or why none does where gradients are all there is to go by."""
+    """The first way whose product agrees, or why none does where gradients are all there is to go by.
+
+    A difference that shows nothing but rounding decides nothing: other steps are tried, and a way is believed that no step
+    contradicts.
+    """
     failures: list[_Failure] = []
+    uncontradicted: list[Method] = []
     products: dict[Method, Callable[[Parameters, Batch, list[Tensor]], list[Tensor]]] = {
         "kept graph": ways.by_graph,
         "jvp of the gradient": ways.forward_over_reverse,
@@ -85,9 +92,7 @@ def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> C
         # Without entries of zero gradient: autograd holds the row of an embedding's padding fixed.
         direction = [step * (part != 0) for step, part in zip(direction, gradient, strict=True)]
         expected = ways.by_difference(point, batch, direction, stretch)
-        # What rounding can leave in a difference of gradients where the true product is zero.
-        relative = ways.distance(direction) / max(ways.distance(list(point.values())), 1e-30)
-        noise = torch.finfo(dtype).eps ** 0.5 * ways.distance(gradient) * relative
+        noise = _noise(ways, point, direction, gradient, dtype, stretch)
         for method, product in products.items():
             try:
                 found = product(point, batch, direction)
@@ -95,13 +100,33 @@ def _choose(ways: Ways, batch: Batch, dtype: torch.dtype, tolerance: float) -> C
                 told = str(error).splitlines() or [type(error).__name__]
                 failures.append(_Failure(method, told[0]))
                 continue
-            if _agree(ways, found, expected, tolerance, noise):
-                told_of = () if method == "kept graph" else (f"curvature products by {method}: {failures[0]}",)
-                return Chosen(method, told_of)
-            failures.append(_Failure(method))
+            if not _agree(ways, found, expected, tolerance, noise):
+                failures.append(_Failure(method))
+            elif noise < TELLING * max(ways.distance(found), ways.distance(expected)):
+                return _chosen(method, failures)
+            else:
+                uncontradicted.append(method)
+                break
+    for method in uncontradicted:
+        if all(failure.method != method or failure.raised is not None for failure in failures):
+            return _chosen(method, failures)
     if any(failure.raised is not None for failure in failures):
         _refuse_what_is_no_gradient(ways, batch, tolerance)
     return failures
+
+
+def _chosen(method: Method, failures: list[_Failure]) -> Chosen:
+    return Chosen(method, () if method == "kept graph" else (f"curvature products by {method}: {failures[0]}",))
+
+
+def _noise(
+    ways: Ways, point: Parameters, direction: list[Tensor], gradient: list[Tensor], dtype: torch.dtype, stretch: float
+) -> float:
+    """What rounding can leave in a difference of gradients: of their own digits, and of those of the moved parameters."""
+    size = ways.distance(gradient)
+    relative = ways.distance(direction) / max(ways.distance(list(point.values())), 1e-30)
+    moved = float(torch.finfo(dtype).eps ** 0.5) * size * relative
+    return max(moved, ROUNDED * ways.noise_of_difference(point, direction, size, stretch))
 
 
 def _symmetric(ways: Ways, batch: Batch, chosen: Chosen, dtype: torch.dtype) -> Chosen:

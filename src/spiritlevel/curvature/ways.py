@@ -137,13 +137,34 @@ class Ways:
         self, parameters: Parameters, chunk: Batch, parts: list[Tensor], stretch: float, sides: tuple[int, int]
     ) -> list[Tensor]:
         values = [parameters[name] for name in self.flat.names]
-        step = torch.finfo(values[0].dtype).eps ** (1 / 3) * self._reach(values, parts) * 0.1 * stretch
+        step = self._step(values, parts, stretch)
         ends = []
         for side in sides:
             moved = [value + side * step * part for value, part in zip(values, parts, strict=True)]
             ends.append(self.gradient(dict(zip(self.flat.names, moved, strict=True)), chunk))
         width = (sides[0] - sides[1]) * step
         return [(last - first) / width for last, first in zip(*ends, strict=True)]
+
+    def noise_of_difference(
+        self, parameters: Parameters, parts: list[Tensor], gradient: float, stretch: float = 1.0
+    ) -> float:
+        """How long a difference of gradients of this length may be by rounding alone, where they are all the same."""
+        if not any(bool(part.any()) for part in parts):
+            return 0.0
+        eps = torch.finfo(torch.float64 if self._runs_in_double else parts[0].dtype).eps
+        values = [parameters[name].double() for name in self.flat.names]
+        return eps * gradient / self._step(values, [part.double() for part in parts], stretch)
+
+    def hidden_by_rounding(self, parts: list[Tensor]) -> float:
+        """How much of vᵀHv a difference of gradients may not show, because rounding takes it from the steepest samples'."""
+        problem = self.problem
+        with problem.undisturbed():
+            size = self.distance(self.gradient(problem.parameters, problem.telling_samples(2)))
+        return self.noise_of_difference(problem.parameters, parts, size) * self.distance(parts)
+
+    def _step(self, values: list[Tensor], parts: list[Tensor], stretch: float) -> float:
+        precision: float = torch.finfo(values[0].dtype).eps ** (1 / 3)
+        return precision * self._reach(values, parts) * 0.1 * stretch
 
     def distance(self, first: list[Tensor], second: list[Tensor] | None = None) -> float:
         """The length of a vector over the parameters, or of the difference of two."""
