@@ -14,10 +14,11 @@ from spiritlevel.study.engines.endings import Outcome
 from spiritlevel.study.engines.engine import Engine, Task
 from spiritlevel.study.identity import Code, code_of
 from spiritlevel.study.live import held, holder_of, note_attempt
+from spiritlevel.study.naming import Contents, hash_of
 from spiritlevel.study.progress import Count, StudyProgress
 from spiritlevel.study.settings import Plan, PlannedCell
 from spiritlevel.study.status import Summary, summarize
-from spiritlevel.study.store import CellFolder, Contents, StudyFolder, Tell, hash_of, silent
+from spiritlevel.study.store import CellFolder, StudyFolder, Tell, silent
 from spiritlevel.study.train import Samples, build, ensemble_size, load_samples
 from spiritlevel.study.worker import DISK_FULL, HELD, REFUSED, is_disk_full
 

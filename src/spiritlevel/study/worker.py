@@ -25,8 +25,9 @@ from spiritlevel.study.along import write_kept
 from spiritlevel.study.identity import code_of
 from spiritlevel.study.live import AtWork
 from spiritlevel.study.measuring import Pair, measure_along, measure_cell, measured_samples
+from spiritlevel.study.naming import Contents, hash_of
 from spiritlevel.study.settings import CellConfig
-from spiritlevel.study.store import CellFolder, Contents, hash_of, locked
+from spiritlevel.study.store import CellFolder, locked
 from spiritlevel.study.train import Samples, Trained, arrived, build, load_samples, train
 from spiritlevel.subjects.checkpoint import load_checkpoint, save_checkpoint
 
