@@ -31,7 +31,7 @@ from spiritlevel.saved import sha256_of, write_json, write_whole
 from spiritlevel.study import files
 from spiritlevel.study.files import DamagedFileError, read_object, set_aside
 from spiritlevel.study.identity import Code
-from spiritlevel.study.locks import Presence, holding, present
+from spiritlevel.study.locks import Presence, holding, is_held, present
 from spiritlevel.study.merge import comparable, merged
 from spiritlevel.study.naming import Contents, training_hash_of
 from spiritlevel.study.settings import CellConfig, Plan, PlannedCell
@@ -216,7 +216,12 @@ def silent(_message: str) -> None:
 
 
 class StudyFolder:
-    """A study on disk."""
+    """A study on disk.
+
+    One behind a URL has a copy on disk (`remote.py`): what others write is brought there, and what is written there is sent.
+    """
+
+    url = ""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -240,6 +245,28 @@ class StudyFolder:
         """The folders of the study's cells, in the order of the grid."""
         return [self.cell(entry["hash"]) for entry in self.study()["cells"]]
 
+    def words(self, text: str) -> str:
+        """A message about the study's files as the user knows them."""
+        return text
+
+    def refresh(self, cells: Iterable[CellFolder]) -> None:
+        """Bring what was written elsewhere of these cells: in a folder that all share, it is there."""
+
+    def bring_weights(self, cells: Iterable[CellFolder]) -> None:
+        """Bring the weights of these cells."""
+
+    def share(self, cells: Iterable[CellFolder]) -> None:
+        """Send what was written here of these cells."""
+
+    def bring_results(self) -> None:
+        """Bring every result, of other runs too."""
+
+    def publish(self) -> None:
+        """Send the tables and the page."""
+
+    def unclaim(self, cells: Iterable[CellFolder]) -> None:
+        """Let go of cells whose worker has ended: here the system does so."""
+
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Let other runs see that one is at work here; the system takes the sign away from a process that dies."""
@@ -249,6 +276,10 @@ class StudyFolder:
                 yield
             finally:
                 self._presence = None
+
+    def is_at_work(self) -> bool:
+        """Whether a run is at work here."""
+        return is_held(self.path / "running")
 
     def _others_at_work(self) -> bool:
         """Whether another run is at work here; to be asked by the holder of the folder's lock only."""
@@ -332,6 +363,7 @@ class StudyFolder:
             if folder.done or folder.training() is not None:
                 continue
             found = trained.get(training_hash_of(cell.config, *content), [])
+            self.bring_weights(found)
             damages = {other: other.training_damage() for other in found}
             whole = next((other for other, damage in damages.items() if not damage), None)
             if whole is not None:
