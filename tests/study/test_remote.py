@@ -362,3 +362,23 @@ def test_the_copy_of_a_run_lies_in_the_users_cache(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert default_work_folder("s3://a/b").parent == Path("/cache/spiritlevel/studies")
     assert default_work_folder("s3://a/b") != default_work_folder("s3://a/c")
+
+
+def test_copies_of_runs_that_were_killed_are_deleted(memory, tmp_path):
+    with study_at(memory, work=tmp_path) as at_work, at_work.at_work():
+        killed = tmp_path / f"study-{platform.node()}-killed"
+        killed.mkdir()
+        (killed / "running").touch()
+        with study_at(memory, work=tmp_path) as other:
+            assert set(tmp_path.iterdir()) == {at_work.path, other.path}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_status_names_a_damaged_file_by_its_url(tiny, memory, capsys):
+    with study_at(memory) as folder:
+        [group] = running.prepare(read_plan(tiny, overrides=ONE), folder)
+    place = f"cells/{group[0].hash}/result.json"
+    fsspec.filesystem("memory").pipe_file(f"/bucket/study/{place}", b"[")
+    for form in ([], ["--json"]):
+        leave("study", "status", memory, *form)
+        assert f"{memory}/{place} is damaged" in capsys.readouterr().out

@@ -176,10 +176,11 @@ def status(
     with study_at(folder, TO_SUMMARIZE) as found:
         summary, working = summarize(found), is_at_work(found)
     if as_json:
-        print(json.dumps({**vars(summary), "missing": summary.missing, "at_work": working}, indent=1))
+        told = {**vars(summary), "missing": summary.missing, "at_work": working}
+        print(found.words(json.dumps(told, indent=1)))
         return
     for line in summary.lines():
-        print(line)
+        print(found.words(line))
     if summary.waiting and not working:
         print("no run is at work here: the same `spiritlevel study run` goes on where it was")
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.live import FRESH, LAST_BEAT, bring_sign
+from spiritlevel.study.locks import is_held
 from spiritlevel.study.mirror import Mirror
 from spiritlevel.study.naming import Contents
 from spiritlevel.study.objectstore import Store, is_url
@@ -171,15 +172,24 @@ def default_work_folder(url: str) -> Path:
     return Path(cache) / "spiritlevel" / "studies" / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
+def _clear(copies: Iterable[Path]) -> None:
+    """Delete the copies of runs of this machine that were killed."""
+    for copy in copies:
+        if (copy / "running").exists() and not is_held(copy / "running"):
+            shutil.rmtree(copy, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def study_at(place: str, bring: frozenset[str] = frozenset(), work: Path | None = None) -> Iterator[StudyFolder]:
     """The study in a folder, or behind a URL with a copy of it for as long as it is looked at: in `work`, with files to `bring`."""
     if not is_url(place):
         yield StudyFolder(place)
         return
+    prefix = f"study-{platform.node()}-"
     if work is not None:
         work.mkdir(parents=True, exist_ok=True)
-    copy = Path(tempfile.mkdtemp(prefix="study-", dir=work))
+        _clear(work.glob(f"{prefix}*"))
+    copy = Path(tempfile.mkdtemp(prefix=prefix, dir=work))
     try:
         study = RemoteStudy(place, copy)
         try:
