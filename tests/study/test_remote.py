@@ -113,6 +113,7 @@ def test_damaged_and_half_sent_cells_are_computed_again(tiny, memory, monkeypatc
 
 
 def test_a_result_is_sent_last(tiny, memory, monkeypatch):
+    monkeypatch.setattr("spiritlevel.study.away.EVERY", 60.0)  # all at once, when all is written
     sent = []
     put = objectstore.Store._replace
     monkeypatch.setattr(
@@ -326,6 +327,10 @@ def test_a_node_that_does_not_reach_the_store_says_so(tiny, memory, capsys):
             code = compute_away([path.replace(memory, "memory://elsewhere") for path in task.paths])
             return [(task, Outcome(code, f"what was said before\n{capsys.readouterr().err.strip()}"))]
 
+    with study_at(memory) as folder:
+        [[earlier]] = running.prepare(read_plan(tiny, overrides=[ALONE, *ONE]), folder)
+        earlier.write_failure("of a run before", "", 1)
+        folder.share([earlier])
     summary, _ = go(tiny, memory, ALONE, *ONE, engine=Unreached())
     [(cell, told)] = summary.failed.items()
     seen = f"not seen from {platform.node()}: every node must reach the store of the study by its URL"
@@ -342,6 +347,19 @@ def test_a_folder_behind_a_url_that_is_deleted_is_not_made_again(tiny, tmp_path)
     with pytest.raises(SpiritLevelError, match="stopped"):
         go(tiny, (tmp_path / "out").as_uri(), engine=Deleting())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_does_not_make_its_folder_unless_told_so(memory, tmp_path):
+    """Some file systems of fsspec would."""
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells/name").write_text("content")
+    store = objectstore.Store(memory)
+    with pytest.raises(objectstore.StoreError, match="cells/name") as raised:
+        store.put(["cells/name"], tmp_path)
+    assert raised.value.strerror == "cannot be written: it is not there (No such file or directory)"
+    assert store.names() == set()
+    store.put(["cells/name"], tmp_path, make=True)
+    assert store.read("cells/name") == b"content"
 
 
 def test_what_refuses_a_cell_names_its_url(tiny, memory):
