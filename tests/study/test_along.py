@@ -17,12 +17,13 @@ from spiritlevel.measuring.run import measure
 from spiritlevel.study import measuring, worker
 from spiritlevel.study.along import FARTHEST, SPARE_PASSES, Mark, Watch
 from spiritlevel.study.evaluation import evaluate
+from spiritlevel.study.naming import hash_of
 from spiritlevel.study.plan import read_plan
 from spiritlevel.study.results import read_study
 from spiritlevel.study.run import prepare
 from spiritlevel.study.settings import CellConfig, MeasureSection
 from spiritlevel.study.show.page import write_study_report
-from spiritlevel.study.store import CellFolder, StudyFolder, hash_of
+from spiritlevel.study.store import CellFolder, StudyFolder
 from spiritlevel.study.tables import read_tables
 from spiritlevel.study.trail import Place, Trail, first_crossing
 from spiritlevel.study.train import Trained, build, load_samples, train

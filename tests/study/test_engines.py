@@ -21,6 +21,7 @@ from spiritlevel.study.engines.local import LocalEngine, available_cores
 from spiritlevel.study.live import attempts_at
 from spiritlevel.study.plan import read_plan
 from spiritlevel.study.progress import StudyProgress
+from spiritlevel.study.remote import study_at
 from spiritlevel.study.run import Summary, prepare, run_study
 from spiritlevel.study.store import StudyFolder
 from spiritlevel.study.worker import DONE, compute
@@ -86,7 +87,7 @@ def test_local_processes_end_when_the_engine_stops(tiny, tmp_path):
     for group in groups[:2]:
         engine.submit(Task(tuple(cell.cell for cell in group)))
     assert (engine.free, engine.running) == (0, 2)
-    processes = [process.pid for process in engine.tasks.values()]
+    processes = [worker.process.pid for worker in engine.tasks.values()]
     engine.stop()
     assert engine.running == 0
     for process in processes:
@@ -288,6 +289,25 @@ def test_submitit_computes_the_same_and_tells_of_kills(deadly, tmp_path, capsys)
     assert_killed_once_and_the_same(
         plan, folder, run_study(plan, folder, engine, StudyProgress()), capsys.readouterr().err
     )
+
+
+@on_unix
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_jobs_that_see_a_url_only_compute_send_and_are_tried_again(deadly, tmp_path, capsys):
+    """The driver's copy lies in a folder of its own, of which a job is told nothing; the job has the URL."""
+    url = (tmp_path / "store").as_uri()
+    engine = make_engine("slurm", logs=tmp_path / "jobs", workers=1)
+    with study_at(url) as folder:
+        summary = run_study(deadly(2.0), folder, engine, StudyProgress())
+        copy = folder.path
+    [cell] = summary.done
+    assert f"cell {cell}: {KILLED}; tried again\n" in capsys.readouterr().err
+    sent = {path.name for path in (tmp_path / "store/cells" / cell).iterdir()}
+    assert sent == {"attempts.json", "cell.json", "curve.csv", "log.txt", "model.safetensors", "result.json",
+                    "training.json"}  # fmt: skip
+    assert not copy.exists()
+    assert not any(str(copy).encode() in path.read_bytes() for path in (tmp_path / "jobs").iterdir())
 
 
 @pytest.mark.slow

@@ -9,12 +9,13 @@ import pytest
 from test_study_run import ALONE, Here
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study import store, worker
+from spiritlevel.study import naming, worker
 from spiritlevel.study.identity import source_of
+from spiritlevel.study.naming import hash_of
 from spiritlevel.study.plan import read_plan
 from spiritlevel.study.progress import StudyProgress
 from spiritlevel.study.run import prepare, run_study
-from spiritlevel.study.store import StudyFolder, hash_of
+from spiritlevel.study.store import StudyFolder
 from spiritlevel.study.worker import DONE, REFUSED, compute
 
 NETWORK = """\
@@ -151,7 +152,7 @@ def test_settings_that_were_edited_by_hand_are_refused(tiny, tmp_path):
 
 def test_networks_of_this_library_keep_their_names(tiny, monkeypatch):
     """Folders from before the code of users counted go on where they were."""
-    monkeypatch.setattr(store, "__version__", "0.1.0")
+    monkeypatch.setattr(naming, "__version__", "0.1.0")
     config = read_plan(tiny).cells[0].config
     assert hash_of(config, "data") == "4cf5da383313d5ac"
 

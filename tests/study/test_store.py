@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study import store
+from spiritlevel.study import naming
+from spiritlevel.study.naming import hash_of, training_hash_of
 from spiritlevel.study.plan import read_plan
 from spiritlevel.study.run import prepare
-from spiritlevel.study.store import CellFolder, StudyFolder, hash_of, locked, training_hash_of
+from spiritlevel.study.store import CellFolder, StudyFolder, locked
 from spiritlevel.study.train import Epoch
 
 
@@ -18,7 +19,7 @@ def test_a_cell_is_named_by_settings_data_and_version(tiny, monkeypatch):
     assert len(set(names)) == len(names) == 4
     assert names[0] == hash_of(read_plan(tiny).cells[0].config, "data")
     assert hash_of(cells[0].config, "other data") != names[0]
-    monkeypatch.setattr(store, "__version__", "0.0.0")
+    monkeypatch.setattr(naming, "__version__", "0.0.0")
     assert hash_of(cells[0].config, "data") != names[0]
 
 

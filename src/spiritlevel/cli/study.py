@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,6 +13,9 @@ from rich.table import Table
 
 from spiritlevel.cli.listing import ListedCommands
 from spiritlevel.cli.options import Quiet, check_folder
+
+if TYPE_CHECKING:
+    from spiritlevel.study.store import StudyFolder
 
 study = typer.Typer(
     name="study",
@@ -23,7 +26,9 @@ study = typer.Typer(
 )
 
 NameOrFile = Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A built-in study or a file.")]
-StudyFolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a study that was run.")]
+StudyFolderArgument = Annotated[
+    str, typer.Argument(metavar="FOLDER|URL", help="The folder of a study that was run, or its URL.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="The small version: embedded digits, minutes on two cores.")]
 DataFolder = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Where the data are, for studies on MNIST or CIFAR-10.")
@@ -32,7 +37,19 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: training.epochs=5, seeds=3; may be repeated."),
 ]
-Folder = Annotated[Path, typer.Option(metavar="FOLDER", help="For results; a run that was stopped goes on there.")]
+Folder = Annotated[
+    str,
+    typer.Option(
+        metavar="FOLDER|URL",
+        help="For results; a run that was stopped goes on there. A URL, s3://bucket/study, needs no folder that nodes share.",
+    ),
+]
+WorkFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="For a run's own copy of a study behind a URL; in the user's cache by default."
+    ),
+]
 EngineName = Annotated[str, typer.Option(metavar="local|ray|slurm", help="Where cells are computed.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cells at the same time; one a core by default.")]
 Minutes = Annotated[
@@ -90,6 +107,7 @@ def run(
     resources: Resources = None,
     runtime_env: RuntimeEnv = None,
     slurm: SlurmSettings = None,
+    work_folder: WorkFolder = None,
     quiet: Quiet = False,
 ) -> None:
     """Train and measure every network of a study, then write its report.
@@ -100,33 +118,50 @@ def run(
     from spiritlevel.study.engines.asked import read_resources, read_runtime_env
     from spiritlevel.study.plan import read_override, read_plan
     from spiritlevel.study.progress import StudyProgress
+    from spiritlevel.study.remote import study_at
     from spiritlevel.study.run import run_study
-    from spiritlevel.study.store import StudyFolder
 
     read = read_plan(
         name, quick=quick, data_folder=None if data_folder is None else str(data_folder), overrides=set_ or ()
     )
-    check_folder("--folder", folder)
+    work = _work_folder(folder, work_folder)
     jobs = dict(read_override(setting, "--slurm") for setting in slurm or ())
     progress = StudyProgress(quiet)
-    made = make_engine(
-        engine,
-        logs=folder / "jobs",
-        workers=workers,
-        minutes=cell_minutes,
-        address=address,
-        resources=read_resources(resources or ()),
-        runtime_env=read_runtime_env(runtime_env),
-        slurm=jobs,
-        tell=progress.tell,
-    )
-    progress.tell(str(read))
-    summary = run_study(read, StudyFolder(folder), made, progress)
-    if summary.done:
-        _write_report(folder, quiet)
+    with study_at(folder, work=work) as found:
+        made = make_engine(
+            engine,
+            logs=(work or Path(folder)) / "jobs",
+            workers=workers,
+            minutes=cell_minutes,
+            address=address,
+            resources=read_resources(resources or ()),
+            runtime_env=read_runtime_env(runtime_env),
+            slurm=jobs,
+            tell=progress.tell,
+        )
+        progress.tell(str(read))
+        summary = run_study(read, found, made, progress)
+        if summary.done:
+            _write_report(found, quiet)
     if summary.failed:
         print(f"{len(summary.failed)} of {summary.total} cells failed; see `spiritlevel study status {folder}`")
         raise typer.Exit(1)
+
+
+def _work_folder(folder: str, given: Path | None) -> Path | None:
+    """Where a run works on a study behind a URL; None for a study in a folder, which is worked on where it is."""
+    from spiritlevel.errors import SpiritLevelError
+    from spiritlevel.study.objectstore import is_url
+    from spiritlevel.study.remote import default_work_folder
+
+    if not is_url(folder):
+        if given is not None:
+            raise SpiritLevelError(f"--work-folder is for results behind a URL; {folder} is a folder itself")
+        check_folder("--folder", Path(folder))
+        return None
+    work = given or default_work_folder(folder)
+    check_folder("--work-folder", work)
+    return work
 
 
 @study.command()
@@ -135,16 +170,17 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Say how far a study is: what is running, waiting, tried again, excluded or failed, and why."""
+    from spiritlevel.study.remote import TO_SUMMARIZE, study_at
     from spiritlevel.study.status import is_at_work, summarize
-    from spiritlevel.study.store import StudyFolder
 
-    found = StudyFolder(folder)
-    summary, working = summarize(found), is_at_work(found)
+    with study_at(folder, TO_SUMMARIZE) as found:
+        summary, working = summarize(found), is_at_work(found)
     if as_json:
-        print(json.dumps({**vars(summary), "missing": summary.missing, "at_work": working}, indent=1))
+        told = {**vars(summary), "missing": summary.missing, "at_work": working}
+        print(found.words(json.dumps(told, indent=1)))
         return
     for line in summary.lines():
-        print(line)
+        print(found.words(line))
     if summary.waiting and not working:
         print("no run is at work here: the same `spiritlevel study run` goes on where it was")
 
@@ -152,30 +188,42 @@ def status(
 @study.command()
 def report(folder: StudyFolderArgument, quiet: Quiet = False) -> None:
     """Write results.csv, correlations.csv and report.html of a study, finished or not."""
-    _write_report(folder, quiet)
+    from spiritlevel.study.remote import study_at
+
+    with study_at(folder) as found:
+        _write_report(found, quiet)
 
 
-def _write_report(folder: Path, quiet: bool) -> None:
+def _write_report(folder: StudyFolder, quiet: bool) -> None:
     from spiritlevel.study.show.page import write_study_report
 
-    write_study_report(folder)
+    folder.bring_results()
+    page = write_study_report(folder.path)
+    folder.publish()
     if not quiet:
-        print(f"wrote {folder / 'report.html'}", file=sys.stderr)
+        print(f"wrote {folder.words(str(page))}", file=sys.stderr)
 
 
 @study.command()
 def correlate(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of studies, or of their tables.")],
+    folders: Annotated[
+        list[str], typer.Argument(metavar="FOLDER|URL...", help="Folders of studies, or of their tables.")
+    ],
     page: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with the distribution.")] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write every environment's sign errors.")] = None,
 ) -> None:
     """Say which measure can be relied on over several studies: the sign test of Dziugaite et al. 2020."""
     from spiritlevel.saved import write_whole
+    from spiritlevel.study.remote import TO_SUMMARIZE, study_at
     from spiritlevel.study.show.winners import standings_table, winner_sentences, winners_page
     from spiritlevel.study.signs import SignTest, environments_csv
     from spiritlevel.study.tables import read_study_or_tables
 
-    test = SignTest([read_study_or_tables(folder) for folder in folders])
+    read = []
+    for folder in folders:
+        with study_at(folder, TO_SUMMARIZE) as stored:
+            read.append(read_study_or_tables(stored.path))
+    test = SignTest(read)
     for sentence in winner_sentences(test):
         print(sentence)
     if test.standings():

@@ -2,11 +2,14 @@
 
 cells/HASH/running.json     from its worker, anew every few seconds; gone when the worker ends by itself
 cells/HASH/attempts.json    how attempts ended that gave no result; from the run that tried again
+
+Where a study lies behind a URL, no lock is seen: there a sign that is young says that a cell is at work.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import threading
@@ -20,12 +23,15 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.saved import json_ready, write_json
 from spiritlevel.study.files import read_object, wrong_entries
 from spiritlevel.study.locks import is_held
+from spiritlevel.study.mirror import Mirror
 from spiritlevel.study.store import CellFolder
 
 # Seconds between two signs of life; the first ones come sooner, for whoever is watching.
 FIRST_BEAT, LAST_BEAT = 1.0, 15.0
 # A sign of life from another machine counts for so many seconds where the lock of its cell is not seen from here.
 FRESH = 60.0
+# Notes in a sign that it came through a store, by its URL.
+_THROUGH = "through"
 
 
 class AtWork:
@@ -77,7 +83,7 @@ class AtWork:
             loss = {"train_loss": losses[position]} if position in losses else {}
             with contextlib.suppress(OSError):
                 if file.parent.is_dir():  # a folder that was deleted is not created again
-                    write_json(file, json_ready({**now, **loss}))
+                    write_json(file, json_ready({**now, "at": time.time(), **loss}))
 
 
 def _sign(folder: CellFolder) -> Path:
@@ -94,8 +100,35 @@ def at_work(folder: CellFolder) -> dict[str, Any] | None:
 
 def _is_fresh_from_elsewhere(sign: Path, said: Mapping[str, Any]) -> bool:
     with contextlib.suppress(OSError):
-        return bool(said["host"] != platform.node() and time.time() - sign.stat().st_mtime < FRESH)
+        elsewhere = said["host"] != platform.node() or _THROUGH in said
+        return elsewhere and time.time() - sign.stat().st_mtime < FRESH
     return False
+
+
+def bring_sign(mirror: Mirror, name: str) -> None:
+    """Bring the sign of a worker out of a store, as old as the worker says; the lock of its cell is not seen from here."""
+    content = mirror.store.read(name)
+    if (said := _said(content)) is None:
+        mirror.forget(name)
+        return
+    mirror.write(name, json.dumps({**said, _THROUGH: mirror.store.url}).encode())
+    os.utime(mirror.path / name, (said["at"], said["at"]))
+    mirror.note(name)
+
+
+def is_claimed(content: bytes | None) -> bool:
+    """Whether a sign in a store, if there is one, is young: a worker has the cell."""
+    said = _said(content)
+    return said is not None and time.time() - said["at"] < FRESH
+
+
+def _said(content: bytes | None) -> dict[str, Any] | None:
+    """A sign that says how old it is."""
+    try:
+        said = json.loads(content or b"")
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and isinstance(said.get("at"), int | float) else None
 
 
 def note_attempt(folder: CellFolder, how: str) -> None:
@@ -117,7 +150,9 @@ def _read(path: Path, kinds: Mapping[str, type]) -> dict[str, Any] | None:
 
 
 def holder_of(folder: CellFolder) -> str:
-    """Who wrote its name into the lock of a cell last: host and process."""
+    """Who wrote its name into the lock of a cell last, or who signs where no lock is seen: host and process."""
+    if (said := _claim(folder)) is not None:
+        return f"{said['host']} {said['process']}"
     with contextlib.suppress(OSError):
         return (folder.path / "lock").read_text(errors="replace").strip()
     return ""
@@ -125,4 +160,10 @@ def holder_of(folder: CellFolder) -> str:
 
 def held(folders: Sequence[CellFolder]) -> Iterator[CellFolder]:
     """Those of the cells that a process holds."""
-    return (folder for folder in folders if is_held(folder.path / "lock"))
+    return (folder for folder in folders if is_held(folder.path / "lock") or _claim(folder) is not None)
+
+
+def _claim(folder: CellFolder) -> dict[str, Any] | None:
+    """The young sign of a worker whose lock cannot be seen, because it came through a store."""
+    said = at_work(folder)
+    return said if said is not None and _THROUGH in said else None

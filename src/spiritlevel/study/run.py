@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -14,12 +15,13 @@ from spiritlevel.study.engines.endings import Outcome
 from spiritlevel.study.engines.engine import Engine, Task
 from spiritlevel.study.identity import Code, code_of
 from spiritlevel.study.live import held, holder_of, note_attempt
+from spiritlevel.study.naming import Contents, hash_of
 from spiritlevel.study.progress import Count, StudyProgress
 from spiritlevel.study.settings import Plan, PlannedCell
 from spiritlevel.study.status import Summary, summarize
-from spiritlevel.study.store import CellFolder, Contents, StudyFolder, Tell, hash_of, silent
+from spiritlevel.study.store import CellFolder, StudyFolder, Tell, silent
 from spiritlevel.study.train import Samples, build, ensemble_size, load_samples
-from spiritlevel.study.worker import DISK_FULL, HELD, REFUSED, is_disk_full
+from spiritlevel.study.worker import DISK_FULL, HELD, NO_STORE, REFUSED, is_disk_full
 
 # A worker that was killed or crashed is tried once more.
 MOST_ATTEMPTS = 2
@@ -38,7 +40,7 @@ def run_study(plan: Plan, folder: StudyFolder, engine: Engine, progress: StudyPr
         with folder.at_work():
             groups = prepare(plan, folder, progress.tell)
             with progress:
-                _Run(groups, engine, progress).to_the_end()
+                _Run(groups, folder, engine, progress).to_the_end()
             return summarize(folder)
     except KeyboardInterrupt:
         progress.tell("interrupted; what is finished stays, and the same command goes on where it was")
@@ -55,7 +57,7 @@ def _stopped_by(error: Exception, folder: StudyFolder) -> str:
     """What the file system refused, and what to do."""
     if is_disk_full(error):
         return (
-            f"no space left for {folder.path}: stopped. Results that exist are whole; free some space and run the same "
+            f"no space left for {folder.path}{_on_nodes(folder)}: stopped. Results that exist are whole; free some space and run the same "
             "command again, it goes on where it was"
         )
     if not folder.path.is_dir():
@@ -64,6 +66,10 @@ def _stopped_by(error: Exception, folder: StudyFolder) -> str:
         )
     where, why = getattr(error, "filename", None) or folder.path, getattr(error, "strerror", None) or error
     return f"{where}: {why}: stopped. What is finished stays, and the same command goes on where it was"
+
+
+def _on_nodes(folder: StudyFolder) -> str:
+    return ", or for the scratch folder of a node" if folder.url else ""
 
 
 Group = tuple[CellFolder, ...]
@@ -118,22 +124,31 @@ def _groups(cells: Sequence[PlannedCell], together: Mapping[str, int]) -> list[l
 class _Run:
     """A run on its way: what is queued, submitted, done and failed."""
 
-    def __init__(self, groups: Sequence[Group], engine: Engine, progress: StudyProgress) -> None:
-        self.engine, self.progress = engine, progress
+    def __init__(self, groups: Sequence[Group], study: StudyFolder, engine: Engine, progress: StudyProgress) -> None:
+        self.study, self.engine, self.progress = study, engine, progress
         self.cells = [cell for group in groups for cell in group]
         self.failed: set[CellFolder] = set()
         self.done = {cell for cell in self.cells if cell.done}
         self.found = len(self.done)
-        tasks = (Task(tuple(cell.cell for cell in group)) for group in groups)
+        tasks = (Task(tuple(cell.cell for cell in group), url=study.url) for group in groups)
         self.queue = deque(task for task in tasks if not self._ended(task))
         self.submitted: set[Task] = set()
-        self.held = _Held(progress.tell)
+        self.held = _Held(study, progress.tell)
         self.retries = _Retries(progress.tell)
 
     def _ended(self, task: Task) -> bool:
         return all(folder in self.done or folder in self.failed for folder in _folders(task))
 
     def to_the_end(self) -> None:
+        try:
+            self._compute_all()
+        except BaseException:
+            self.engine.stop()
+            with contextlib.suppress(OSError):  # what stopped the run matters more
+                self.study.unclaim([folder for task in self.submitted for folder in _folders(task)])
+            raise
+
+    def _compute_all(self) -> None:
         self._show()
         while self.queue or self.held.tasks or self.engine.running:
             self._return_held()
@@ -151,6 +166,9 @@ class _Run:
             task = self.queue.popleft()
             if self.held.is_held(task):
                 self.held.wait_for(task)
+                continue
+            self._look(task)
+            if self._ended(task):  # by another run, meanwhile
                 continue
             self.engine.submit(task)
             self.submitted.add(task)
@@ -171,6 +189,9 @@ class _Run:
         self.done.update(folder for folder in _folders(task) if folder.done)
 
     def _take(self, task: Task, outcome: Outcome) -> None:
+        if outcome.code != HELD:
+            self.study.unclaim(_folders(task))
+        self.study.refresh(_folders(task))
         self._look(task)
         if outcome.code == DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -188,6 +209,7 @@ class _Run:
                 self._fail(folder, task, outcome)
         else:
             self._try_again(open_cells, task, outcome)
+        self.study.share(open_cells)
 
     def _try_again(self, folders: Sequence[CellFolder], task: Task, outcome: Outcome) -> None:
         for folder in folders:
@@ -224,7 +246,7 @@ def _was_last(task: Task, outcome: Outcome) -> bool:
 
 def _is_outside(outcome: Outcome) -> bool:
     """Whether something ended the worker that the worker itself could not write down."""
-    return outcome.code < 0 or bool(outcome.cause)
+    return outcome.code < 0 or outcome.code == NO_STORE or bool(outcome.cause)
 
 
 def _in_words(folder: CellFolder, outcome: Outcome) -> str:
@@ -236,14 +258,15 @@ def _in_words(folder: CellFolder, outcome: Outcome) -> str:
 class _Held:
     """Tasks whose cells another run has: looked at now and then, and submitted when they are free."""
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell = tell
+    def __init__(self, study: StudyFolder, tell: Tell) -> None:
+        self.study, self.tell = study, tell
         self.tasks: dict[Task, float] = {}  # and when to look at its locks again
         self.pauses: dict[Task, float] = defaultdict(lambda: HELD_PAUSE)
         self.told: set[CellFolder] = set()
 
     def is_held(self, task: Task) -> bool:
         """Whether a process holds one of the cells."""
+        self.study.refresh(_folders(task))
         return any(held(_folders(task)))
 
     def wait_for(self, task: Task) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from spiritlevel.saved import number
 from spiritlevel.study.live import at_work, attempts_at
-from spiritlevel.study.locks import is_held
 from spiritlevel.study.progress import in_words
 from spiritlevel.study.results import read_study
 from spiritlevel.study.store import StudyFolder
@@ -83,4 +82,4 @@ def summarize(folder: StudyFolder) -> Summary:
 
 def is_at_work(folder: StudyFolder) -> bool:
     """Whether a run is at work in the folder."""
-    return is_held(folder.path / "running")
+    return folder.is_at_work()

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
 import io
-import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -32,56 +30,16 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.saved import sha256_of, write_json, write_whole
 from spiritlevel.study import files
 from spiritlevel.study.files import DamagedFileError, read_object, set_aside
-from spiritlevel.study.identity import NO_CODE, Code
-from spiritlevel.study.locks import Presence, holding, present
+from spiritlevel.study.identity import Code
+from spiritlevel.study.locks import Presence, holding, is_held, present
 from spiritlevel.study.merge import comparable, merged
+from spiritlevel.study.naming import Contents, training_hash_of
 from spiritlevel.study.settings import CellConfig, Plan, PlannedCell
 from spiritlevel.study.train import Epoch
 from spiritlevel.subjects.checkpoint import read_state_dict
 from spiritlevel.subjects.networks import is_own_model
 
 Tell = Callable[[str], None]
-
-
-class Contents(NamedTuple):
-    """What a cell's settings name and do not hold: the fingerprint of its data, the digests of the user's own code."""
-
-    data: str
-    code: Code = NO_CODE
-
-
-def hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
-    """What a cell is, as 16 hexadecimal digits: its settings, the bytes of its data, the version that computes it.
-
-    It depends on the code of the user's own networks and losses, but neither on the folder of the data nor on how many
-    seeds are trained together.
-    """
-    settings = config.model_dump(mode="json", exclude=_NOT_IN_NAMES)
-    settings["measure"] = {key: value for key, value in settings["measure"].items() if value or key not in _LATER}
-    return _digest(settings, fingerprint, code)
-
-
-def training_hash_of(config: CellConfig, fingerprint: str, code: Code = NO_CODE) -> str:
-    """The name of a training: the same for cells that differ only in what they require of it and measure on it."""
-    apart = {**_NOT_IN_NAMES, "training": {*_NOT_IN_NAMES["training"], "require"}, "measure": True}
-    settings = config.model_dump(mode="json", exclude=apart)
-    marks = config.model_dump(mode="json", include={"measure": {"at_loss", "at_epochs"}})["measure"]
-    if any(marks.values()):  # weights are kept there, which another training does not have
-        settings["measure"] = marks
-    return _digest(settings, fingerprint, Code(code.network))
-
-
-# Cells that are not measured along their training, or moved along their orbits, keep the names they always had.
-_LATER = ("at_loss", "at_epochs", "measures_along", "orbit")
-_NOT_IN_NAMES: dict[str, Any] = {"data": {"folder"}, "training": {"ensemble"}}
-
-
-def _digest(settings: dict[str, Any], fingerprint: str, code: Code) -> str:
-    whole: dict[str, Any] = {"config": settings, "data": fingerprint, "version": __version__}
-    if any(code):  # cells that run no code of the user's keep the names they always had
-        whole["code"] = code._asdict()
-    canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -258,7 +216,12 @@ def silent(_message: str) -> None:
 
 
 class StudyFolder:
-    """A study on disk."""
+    """A study on disk.
+
+    One behind a URL has a copy on disk (`remote.py`): what others write is brought there, and what is written there is sent.
+    """
+
+    url = ""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -282,6 +245,28 @@ class StudyFolder:
         """The folders of the study's cells, in the order of the grid."""
         return [self.cell(entry["hash"]) for entry in self.study()["cells"]]
 
+    def words(self, text: str) -> str:
+        """A message about the study's files as the user knows them."""
+        return text
+
+    def refresh(self, cells: Iterable[CellFolder]) -> None:
+        """Bring what was written elsewhere of these cells: in a folder that all share, it is there."""
+
+    def bring_weights(self, cells: Iterable[CellFolder]) -> None:
+        """Bring the weights of these cells."""
+
+    def share(self, cells: Iterable[CellFolder]) -> None:
+        """Send what was written here of these cells."""
+
+    def bring_results(self) -> None:
+        """Bring every result, of other runs too."""
+
+    def publish(self) -> None:
+        """Send the tables and the page."""
+
+    def unclaim(self, cells: Iterable[CellFolder]) -> None:
+        """Let go of cells whose worker has ended: here the system does so."""
+
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Let other runs see that one is at work here; the system takes the sign away from a process that dies."""
@@ -291,6 +276,10 @@ class StudyFolder:
                 yield
             finally:
                 self._presence = None
+
+    def is_at_work(self) -> bool:
+        """Whether a run is at work here."""
+        return is_held(self.path / "running")
 
     def _others_at_work(self) -> bool:
         """Whether another run is at work here; to be asked by the holder of the folder's lock only."""
@@ -374,6 +363,7 @@ class StudyFolder:
             if folder.done or folder.training() is not None:
                 continue
             found = trained.get(training_hash_of(cell.config, *content), [])
+            self.bring_weights(found)
             damages = {other: other.training_damage() for other in found}
             whole = next((other for other, damage in damages.items() if not damage), None)
             if whole is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import shutil
 import sys
 import threading
 import traceback
@@ -22,18 +23,23 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.run import environment
 from spiritlevel.saved import json_ready
 from spiritlevel.study.along import write_kept
+from spiritlevel.study.away import Away, scratch_folder
 from spiritlevel.study.identity import code_of
 from spiritlevel.study.live import AtWork
 from spiritlevel.study.measuring import Pair, measure_along, measure_cell, measured_samples
+from spiritlevel.study.naming import Contents, hash_of
+from spiritlevel.study.objectstore import StoreError, is_url
 from spiritlevel.study.settings import CellConfig
-from spiritlevel.study.store import CellFolder, Contents, hash_of, locked
+from spiritlevel.study.store import CellFolder, locked
 from spiritlevel.study.train import Samples, Trained, arrived, build, load_samples, train
 from spiritlevel.subjects.checkpoint import load_checkpoint, save_checkpoint
 
-DONE, CRASHED, REFUSED, DISK_FULL, HELD, ORPHANED = 0, 1, 2, 74, 75, 76
-"""Exit codes of a worker: refused input is not tried again, a cell that another process holds is looked at later."""
+DONE, CRASHED, REFUSED, DISK_FULL, HELD, ORPHANED, NO_STORE = 0, 1, 2, 74, 75, 76, 77
+"""Exit codes of a worker: refused input is not tried again, a cell that another process holds is looked at later.
 
-UNTIL_STDIN_CLOSES = "--until-stdin-closes"
+Where the store of a study fails, the last line that the worker says tells why."""
+
+UNTIL_STDIN_CLOSES, SCRATCH = "--until-stdin-closes", "--scratch="
 
 
 def compute(paths: Sequence[str | os.PathLike[str]]) -> int:
@@ -45,6 +51,28 @@ def compute(paths: Sequence[str | os.PathLike[str]]) -> int:
         with locked(folders) as held:
             return _compute_held(folders) if held else HELD
     except Exception as error:
+        if is_disk_full(error):
+            return DISK_FULL
+        raise
+
+
+def compute_away(urls: Sequence[str], scratch: str | None = None) -> int:
+    """Compute cells of a study behind a URL: `compute` in a scratch folder, between bringing the cells and sending results."""
+    try:
+        with scratch_folder(scratch) as folder:
+            away = Away(urls, folder)
+            away.bring()
+            if all(cell.done for cell in away.cells):
+                return DONE
+            if away.is_claimed():
+                return HELD
+            with away.sending():
+                return compute(away.paths)
+    except (StoreError, SpiritLevelError) as error:
+        where = f"{error.filename}: {error.strerror}" if isinstance(error, StoreError) else str(error)
+        print(where, file=sys.stderr, flush=True)
+        return NO_STORE
+    except OSError as error:
         if is_disk_full(error):
             return DISK_FULL
         raise
@@ -212,12 +240,14 @@ def _judged(folder: CellFolder, config: CellConfig) -> dict[str, Any]:
     return {**training, "reached": arrived(config.training, training["stop_reason"], *ended)}
 
 
-def _leave_when_stdin_closes() -> None:
+def _leave_when_stdin_closes(scratch: str | None) -> None:
     """End this process when the one that started it ends: even one that is killed closes its pipes."""
 
     def wait() -> None:
         while os.read(0, 1):  # not through sys.stdin, whose lock would be held when python ends
             pass
+        if scratch is not None:  # nobody else is left to do so
+            shutil.rmtree(scratch, ignore_errors=True)
         os._exit(ORPHANED)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -226,13 +256,15 @@ def _leave_when_stdin_closes() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The cells named on the command line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    scratch = next((argument.removeprefix(SCRATCH) for argument in given if argument.startswith(SCRATCH)), None)
+    given = [argument for argument in given if not argument.startswith(SCRATCH)]
     if UNTIL_STDIN_CLOSES in given:
         given.remove(UNTIL_STDIN_CLOSES)
-        _leave_when_stdin_closes()
+        _leave_when_stdin_closes(scratch)
     if not given or any(argument.startswith("-") for argument in given):
-        print("usage: python -m spiritlevel.study.worker CELL.json ...", file=sys.stderr)
+        print("usage: python -m spiritlevel.study.worker CELL.json|URL/cells/HASH/cell.json ...", file=sys.stderr)
         return REFUSED
-    return compute(given)
+    return compute_away(given, scratch) if is_url(given[0]) else compute(given)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from spiritlevel.study.engines.launch import TIMED_OUT, UNSEEN
-from spiritlevel.study.worker import CRASHED, REFUSED
+from spiritlevel.study.worker import CRASHED, NO_STORE, REFUSED
 
 NODE_LOST = "node lost"
 PREEMPTED = "preempted"
@@ -34,6 +34,8 @@ class Outcome:
         """In words, for whoever runs the study."""
         if self.cause:
             return self.cause
+        if self.code == NO_STORE and self.said:
+            return self.said.splitlines()[-1]
         if self.code >= 0:
             return f"ended with code {self.code}"
         sender = _SENDERS.get(-self.code) or _name_of(-self.code)
@@ -66,7 +68,7 @@ def outcome_of(seconds: float | None, event: str, code: int, said: str) -> Outco
             REFUSED,
             said,
             f"{said}: every node must see the folder of the study under the same path; give --folder a folder that "
-            "they share",
+            "they share, or the URL of an object store",
         )
     return Outcome(code, said)
 

@@ -13,16 +13,20 @@ from spiritlevel.study.engines.endings import Outcome
 class Task:
     """Cells for one worker: the files that describe them, and how often this was tried before.
 
-    Attempts that ended because a machine was taken away are counted apart: they are no fault of the cells'.
+    Attempts that ended because a machine was taken away are counted apart: they are no fault of the cells'. Where the study
+    lies behind a URL, the files here are a copy that no other machine need see.
     """
 
     cells: tuple[Path, ...]
     attempt: int = 0
     lost: int = 0
+    url: str = ""
 
     @property
     def paths(self) -> list[str]:
         """The files as they are named on every machine."""
+        if self.url:
+            return [f"{self.url}/cells/{path.parent.name}/{path.name}" for path in self.cells]
         return [str(path.absolute()) for path in self.cells]
 
 

@@ -1,18 +1,23 @@
 """One worker process on this machine: started, waited for, and how it ended. Of a study, a cluster runs only this.
 
-It is sent to the nodes as it stands here, so that they do not load everything twice; it needs the standard library only.
+It is sent to the nodes as it stands here, so that they do not load everything twice; it needs the standard library only,
+and fsspec where the study lies behind a URL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import posixpath
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spiritlevel.study.worker import UNTIL_STDIN_CLOSES
+from spiritlevel.study.worker import SCRATCH, UNTIL_STDIN_CLOSES
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LAST_WORDS = 2000
@@ -21,62 +26,90 @@ LAST_WORDS = 2000
 EXITED, TIMED_OUT, UNSEEN = "exited", "timed out", "unseen"
 
 
-def start(cells: Sequence[str], threads: int, paths: str = "", folder: str | None = None) -> subprocess.Popen[bytes]:
-    """A process for these cells; it ends with this one, because it notices when its standard input closes.
+class Worker:
+    """A process for some cells; it ends with this one, because it notices when its standard input closes.
 
-    It finds modules at `paths` too, and runs in `folder` where there is such a folder here.
+    It finds modules at `paths` too, and runs in `folder` where there is such a folder here. Cells behind a URL are computed in
+    a scratch folder of this machine, which goes when the process has ended.
     """
-    found = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), paths)))
-    further = {name: str(threads) for name in THREAD_SETTINGS} | ({"PYTHONPATH": found} if found else {})
-    with open(log_of(cells), "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "spiritlevel.study.worker", UNTIL_STDIN_CLOSES, *cells],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **further},
-            cwd=folder if folder and os.path.isdir(folder) else None,
-            start_new_session=True,  # an interruption reaches this process alone, which then ends the others
-        )
+
+    def __init__(self, cells: Sequence[str], threads: int, paths: str = "", folder: str | None = None) -> None:
+        self.store = posixpath.dirname(cells[0]) if is_away(cells) else ""
+        self.scratch = tempfile.mkdtemp(prefix="spiritlevel-") if self.store else ""
+        self.log = os.path.join(self.scratch or os.path.dirname(cells[0]), "log.txt")
+        found = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), paths)))
+        further = {name: str(threads) for name in THREAD_SETTINGS} | ({"PYTHONPATH": found} if found else {})
+        options = [UNTIL_STDIN_CLOSES, *([f"{SCRATCH}{self.scratch}"] if self.scratch else [])]
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "spiritlevel.study.worker", *options, *cells],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **further},
+                cwd=folder if folder and os.path.isdir(folder) else None,
+                start_new_session=True,  # an interruption reaches this process alone, which then ends the others
+            )
+
+    def last_words(self) -> str:
+        """The end of what the process said."""
+        try:
+            with open(self.log, "rb") as log:
+                log.seek(0, os.SEEK_END)
+                log.seek(max(0, log.tell() - LAST_WORDS))
+                return log.read().decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+
+    def end(self) -> None:
+        """End the process, if it has not ended, and keep what it said."""
+        self.process.kill()
+        self.process.communicate()  # waits, and closes its standard input
+        if self.store:
+            with contextlib.suppress(Exception):  # a log that cannot be kept is no reason to lose its cell
+                self._keep_log()
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _keep_log(self) -> None:
+        """Add what the process said to the log of its first cell in the store."""
+        import fsspec
+
+        with open(self.log, "rb") as log:
+            said = log.read()
+        system, path = fsspec.core.url_to_fs(f"{self.store}/log.txt")
+        before = system.cat_file(path) if system.exists(path) else b""
+        system.pipe_file(path, before + said)
 
 
-def log_of(cells: Sequence[str]) -> str:
-    """Where the process of these cells writes what it says."""
-    return os.path.join(os.path.dirname(cells[0]), "log.txt")
-
-
-def last_words(cells: Sequence[str]) -> str:
-    """The end of what the process of these cells said."""
-    try:
-        with open(log_of(cells), "rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - LAST_WORDS))
-            return log.read().decode(errors="replace").strip()
-    except FileNotFoundError:
-        return ""
+def is_away(cells: Sequence[str]) -> bool:
+    """Whether cells are named by URLs."""
+    return "://" in cells[0]
 
 
 def launch(
-    cells: Sequence[str], threads: int, seconds: float | None, surroundings: Mapping[str, Any]
+    cells: Sequence[str],
+    threads: int,
+    seconds: float | None,
+    surroundings: Mapping[str, Any],
+    time_is_up: type[BaseException] = subprocess.TimeoutExpired,
 ) -> tuple[str, int, str]:
-    """Start a process for these cells and wait until it ends: what became of it, its code, and its last words."""
-    if unseen := [cell for cell in cells if not os.path.isfile(cell)]:
+    """Start a process for these cells and wait until it ends: what became of it, its code, and its last words.
+
+    The error `time_is_up` says so of what runs this.
+    """
+    if not is_away(cells) and (unseen := [cell for cell in cells if not os.path.isfile(cell)]):
         return UNSEEN, 0, f"{platform.node()} does not see {unseen[0]}"
-    process = start(cells, threads, **surroundings)
+    worker = Worker(cells, threads, **surroundings)
     try:
-        return EXITED, process.wait(seconds), last_words(cells)
-    except subprocess.TimeoutExpired:
-        return TIMED_OUT, 0, last_words(cells)
+        return EXITED, worker.process.wait(seconds), worker.last_words()
+    except (subprocess.TimeoutExpired, time_is_up):
+        return TIMED_OUT, 0, worker.last_words()
     finally:  # also where this process is told to end
-        process.kill()
-        process.communicate()
+        worker.end()
 
 
 def launch_job(cells: Sequence[str], threads: int, seconds: float | None) -> tuple[str, int, str]:
     """`launch` in a job of submitit, which raises an error where the time that the job was given is up."""
     from submitit.core.utils import UncompletedJobError
 
-    try:
-        return launch(cells, threads, seconds, {})
-    except UncompletedJobError:
-        return TIMED_OUT, 0, last_words(cells)
+    return launch(cells, threads, seconds, {}, UncompletedJobError)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 
 from spiritlevel.study.engines.endings import Outcome, timed_out
 from spiritlevel.study.engines.engine import Slots, Task
-from spiritlevel.study.engines.launch import last_words, start
+from spiritlevel.study.engines.launch import Worker
 
 LOOK_AGAIN = 0.05
 
@@ -32,12 +31,12 @@ class LocalEngine(Slots):
     def __init__(self, workers: int | None = None, seconds: float | None = None) -> None:
         super().__init__(workers or available_cores(), seconds)
         self.threads = max(1, min(available_cores() // self.most, _threads_allowed()))
-        self.tasks: dict[Task, subprocess.Popen[bytes]] = {}
+        self.tasks: dict[Task, Worker] = {}
         self.started: dict[Task, float] = {}
 
     def submit(self, task: Task) -> None:
         """Start a process."""
-        self.tasks[task] = start(task.paths, self.threads)
+        self.tasks[task] = Worker(task.paths, self.threads)
         self.started[task] = time.monotonic()
 
     def finished(self) -> list[tuple[Task, Outcome]]:
@@ -50,21 +49,22 @@ class LocalEngine(Slots):
         return ended
 
     def _outcome(self, task: Task) -> Outcome | None:
-        code = self.tasks[task].poll()
+        worker = self.tasks[task]
+        code = worker.process.poll()
         if code is not None:
-            return Outcome(code, last_words(task.paths))
+            return Outcome(code, worker.last_words())
         if self.seconds is not None and time.monotonic() - self.started[task] > self.seconds:
-            self.tasks[task].kill()
-            return timed_out(self.seconds, last_words(task.paths))
+            worker.process.kill()
+            return timed_out(self.seconds, worker.last_words())
         return None
 
     def stop(self) -> None:
         """End all processes; what they had not finished is not in their folders."""
-        for process in self.tasks.values():
-            process.kill()
+        for worker in self.tasks.values():
+            worker.process.kill()
         for task in list(self.tasks):
             self._forget(task)
 
     def _forget(self, task: Task) -> None:
-        self.tasks.pop(task).communicate()  # waits, and closes its standard input
+        self.tasks.pop(task).end()
         self.started.pop(task)

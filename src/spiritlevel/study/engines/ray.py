@@ -32,7 +32,7 @@ _HOST_AND_PORT = re.compile(r"(?P<host>[^/:]+):(?P<port>\d+)")
 
 
 class RayEngine(Slots):
-    """One Ray task for each task, with the resources of a cell; every node must see the study's folder under the same path."""
+    """One Ray task for each task, with the resources of a cell; every node must see the study's folder or URL."""
 
     def __init__(
         self,

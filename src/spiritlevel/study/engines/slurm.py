@@ -33,7 +33,7 @@ _STATES = {"NODE_FAIL": NODE_LOST, "BOOT_FAIL": NODE_LOST, "OUT_OF_MEMORY": NO_M
 
 
 class SlurmEngine(Slots):
-    """One job for each task; the cluster must see the study's folder under the same path."""
+    """One job for each task; the cluster must see the study's folder or URL, and `logs`."""
 
     def __init__(
         self, workers: int | None, logs: Path, settings: Mapping[str, Any], seconds: float | None = None
