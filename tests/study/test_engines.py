@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -263,7 +264,9 @@ def test_a_cluster_too_busy_to_answer_is_asked_again_for_its_token(monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_cells_that_fit_no_node_and_settings_that_ray_refuses_are_told(cluster, tmp_path):
     told: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
     engine = make_engine("ray", logs=tmp_path, address=cluster.address, resources={"num_gpus": 1}, tell=told.append)
+    assert signal.getsignal(signal.SIGTERM) is before  # Ray would take it, and keep it
     engine.stop()
     assert told == [
         "no node of the Ray cluster has what a cell asks for (num_cpus=1, num_gpus=1); waiting for one that has"

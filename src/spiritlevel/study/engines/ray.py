@@ -7,8 +7,10 @@ import importlib
 import logging
 import os
 import re
+import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -67,7 +69,7 @@ class RayEngine(Slots):
         # A cluster that is joined has its own size; `workers` then bounds what is submitted at once.
         own = {"num_cpus": workers, "num_gpus": None, "include_dashboard": False} if address is None else {}
         try:
-            with self._quiet_logs():
+            with self._quiet_logs(), _sigterm_as_it_was():
                 self.ray.init(
                     address=address or "local",
                     runtime_env=runtime_env or None,
@@ -165,6 +167,20 @@ class RayEngine(Slots):
             self.ray.cancel(reference, force=True)
         self.tasks.clear()
         self.ray.shutdown()
+
+
+@contextlib.contextmanager
+def _sigterm_as_it_was() -> Iterator[None]:
+    """Ray takes SIGTERM for itself and never gives it back, also from a command that keeps what is finished when it comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None:  # installed from Python
+            signal.signal(signal.SIGTERM, before)
 
 
 def _surroundings(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
