@@ -90,9 +90,9 @@ def history(
 def _loss_words(points: Iterable[Point]) -> str:
     """Which loss curves are drawn against: that of the training only where it was told."""
     known = {math.isfinite(point.train_loss) for point in points}
-    return {(True,): "training loss", (False,): "loss of the probe set"}.get(
-        tuple(known), "training loss, or that of the probe set where it was not told"
-    )
+    if known == {True}:
+        return "training loss"
+    return "training loss, or that of the probe set where it was not told" if True in known else "loss of the probe set"
 
 
 def _layers(history: History, name: str) -> list[str]:
