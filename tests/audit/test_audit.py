@@ -10,8 +10,8 @@ from torch import nn
 
 import spiritlevel as sl
 from spiritlevel.audit.audit import _judge
-from spiritlevel.audit.findings import Audit, Trial
-from spiritlevel.audit.show import audit_drawing
+from spiritlevel.audit.findings import Audit, Finding, Trial
+from spiritlevel.audit.show import audit_answer, audit_drawing
 
 FEATURES, CLASSES = 6, 3
 
@@ -268,7 +268,9 @@ def test_the_chart_leaves_out_no_measure_that_moves():
     factors = (math.inf, 1e3, 0.01, 0.0, -4.0, 8.0, 7.0, 1.5, 1.0)
     audit = moved(*factors)
     drawing = audit_drawing(audit, "layer")
-    assert drawing.description.startswith("8 measures move under layer changes and 1 stay. measure 0 moves furthest")
+    assert drawing.description.startswith(
+        "8 measures move under layer changes and 1 stays. measure 0 moves furthest, beyond any factor."
+    )
     (axes,) = drawing.figure.axes
     assert len(axes.lines) == 9  # eight that move, one for all that stay
     low, high = axes.get_ylim()
@@ -293,3 +295,70 @@ def test_data_in_single_precision_do_not_stop_measures_that_look_for_symmetries(
     data = torch.randn(12, 4, dtype=torch.float32), torch.arange(12) % 3
     audit = sl.audit(model.float(), data, measures=["volume_flatness"], kinds=["layer"], strengths=[1.0])
     assert audit.verdict("volume_flatness", "layer") in ("invariant", "undecided")
+
+
+# --- what the sentences say ------------------------------------------------------------------------------------------
+
+
+def test_kinds_that_were_not_tried_are_not_survived():
+    """κ survives layer changes and no others: the answer must not say that it survives all."""
+    chosen = sl.audit(
+        *problem("plain"), measures=["kappa_trace_sum", "hessian_trace"], kinds=["layer"], strengths=(1.0,)
+    )
+    assert audit_answer(chosen)[:2] == [
+        "1 of 2 measures survives the layer changes of weights, which leave this network's function alone; no others were "
+        "tried.",
+        "It is kappa_trace_sum.",
+    ]
+    every = sl.audit(*problem("plain"), measures=["kappa_trace_sum", "hessian_trace"], strengths=(1.0,))
+    assert audit_answer(every)[0] == (
+        "0 of 2 measures survive every change of weights that leaves this network's function alone."
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "claimed", "said"),
+    [
+        (("invariant", "invariant"), True, "Every measure that claims to survive does."),
+        (
+            ("invariant", "undecided"),
+            True,
+            "No claim to survive fails here, but some are undecided: rho_sum under neuron.",
+        ),
+        (("undecided",), True, "No claim to survive is decided here: rho_sum under layer."),
+        (("moves", "undecided"), True, "Claims that fail here: rho_sum under layer."),
+        (("moves", "moves"), False, "No measure here claims to survive what was tried."),
+    ],
+)
+def test_claims_are_told_as_far_as_they_are_decided(verdicts, claimed, said):
+    report = sl.measure(*problem("plain"), measures=["rho_sum"])
+    kinds = zip(("layer", "neuron"), verdicts, strict=False)
+    findings = tuple(Finding("rho_sum", kind, verdict, 2.0, None, claimed) for kind, verdict in kinds)
+    assert audit_answer(Audit(findings, report, ()))[-1] == said
+
+
+def test_an_audit_of_nothing_says_so():
+    report = sl.measure(*problem("plain"), measures=["rho_sum"])
+    assert audit_answer(Audit((), report, (), {"layer": "no layer can be rescaled"})) == [
+        "Nothing was audited: this network has no change of the kinds that were asked for."
+    ]
+
+
+def test_the_furthest_is_one_that_moves():
+    """A measure that moves under one kind may be undecided under another, with any factor between two wide bars."""
+    report = sl.measure(*problem("plain"), measures=["rho_sum"])
+    findings = (
+        Finding("rho_sum", "layer", "moves", 2.0, 1.0, False),
+        Finding("rho_sum", "neuron", "undecided", 50.0, None, False),
+    )
+    assert (
+        "the furthest, rho_sum, by a factor of 2.00 under layer changes."
+        in audit_answer(Audit(findings, report, ()))[1]
+    )
+
+
+def test_no_factor_leads_from_one_sign_to_the_other():
+    audit = moved(-1.0)
+    assert audit.verdict("measure 0", "layer") == "moves"
+    assert audit.factor("measure 0", "layer") == math.inf
+    assert "the furthest, measure 0, beyond any factor under layer changes." in audit_answer(audit)[1]

@@ -39,7 +39,7 @@ def test_audit_prints_verdicts_and_writes_files(trained, tmp_path, run):
         html_file,
     )
     assert code == 0, err
-    assert "1 of 2 measures survive every change of weights" in out
+    assert "1 of 2 measures survives every change of weights" in out
     assert "batch-norm changes were not audited" in " ".join(out.split())
     saved = json.loads(json_file.read_text())
     verdicts = {(f["measure"], f["kind"]): f["verdict"] for f in saved["findings"]}

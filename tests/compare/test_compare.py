@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from refusals import refused
+from report_samples import sample_report
 from spiritlevel.compare.compare import Comparison, compare, probability_below
 from spiritlevel.compare.show import _percent, value_error
 from spiritlevel.guarantees.parts import sampling_error
@@ -378,3 +379,11 @@ def test_wrong_input_is_refused(data) -> None:
         compare(list(networks(2).values()), data)
     with refused("confidence must be a number between 0.5 and 1, got 0.3"):
         compare(networks(2), data, confidence=0.3)
+
+
+def test_networks_that_are_not_at_a_minimum_are_named_beside_the_verdict():
+    calm = sample_report()
+    steep = replace(calm, problem={**calm.problem, "gradient_metric_norm": 1e6})
+    told = "“b” is not at a minimum, and flatness is about curvature alone: the notes of its report say more."
+    assert told in Comparison({"a": calm, "b": steep}).statements()
+    assert not any("not at a minimum" in line for line in Comparison({"a": calm, "b": calm}).statements())

@@ -331,3 +331,36 @@ def test_a_loss_of_the_same_name_is_another_loss(trained, tmp_path):
     first = landscape.line(model, (x, y), lambda f, t: nn.functional.cross_entropy(f, t), **options)
     second = landscape.line(model, (x, y), lambda f, t: 2 * nn.functional.cross_entropy(f, t), **options)
     torch.testing.assert_close(second.losses, 2 * first.losses)
+
+
+# --- what the words beside a picture say --------------------------------------------------------------------------------
+
+
+def drawn_line(*labels):
+    steps = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    return landscape.Line(steps, torch.rand(len(labels), 5, dtype=torch.float64), None, labels, "layer", ())
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ((("seed 0", "seed 1"), ("seed 0",)), "random directions"),
+        ((("eigenvalue 2",), ("eigenvalue 3",)), "top eigenvectors"),
+        ((("to model 2",), ("to model 2",)), "the line between two networks"),
+        ((("seed 0",), ("eigenvalue 2",)), "lines of several kinds"),
+    ],
+)
+def test_lines_are_called_what_they_are(labels, said):
+    drawn = sl.plot.line({"a": drawn_line(*labels[0]), "b": drawn_line(*labels[1])})
+    assert drawn.title == f"Loss along {said}"
+    assert f"along {said}." in drawn.description
+
+
+def test_a_surface_says_where_it_is_not_finite_and_what_lies_off_the_middle():
+    x = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    losses = torch.arange(1.0, 10.0, dtype=torch.float64).reshape(3, 3)
+    whole = sl.plot.surface(landscape.Surface(x, x.clone(), losses, None, ("to model 2", "to model 3"), "none", ()))
+    assert whole.description.endswith("It is 1.00 at (0, 0), lowest with 1.00 at (0, 0) and highest with 9.00.")
+    losses[2, 2], losses[0, 2] = math.inf, math.nan
+    cut = sl.plot.surface(landscape.Surface(x, x.clone(), losses, None, ("to model 2", "to model 3"), "none", ()))
+    assert cut.description.endswith("and highest with 8.00 where it is finite; at 2 of 9 points it is not.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -43,6 +44,44 @@ def test_what_is_not_a_minimum_is_said_right_after_the_headline() -> None:
     assert "ot a minimum" not in said({"": sharp})
     steep = replace(sharp, problem={**sharp.problem, "gradient_metric_norm": 1.0})
     assert answer({"": steep}, RECORDS)[1].startswith("Not a minimum: the gradient is large.")
+
+
+def test_networks_that_are_compared_and_not_at_a_minimum_are_named() -> None:
+    flat, sharp = (
+        report(kappa_sum=1.0, riemannian_spectral_norm=2.0),
+        report(kappa_sum=3.0, riemannian_spectral_norm=2.0),
+    )
+    assert "not at a minimum" not in said({"A": flat, "B": sharp})
+    steep = replace(sharp, problem={**sharp.problem, "gradient_metric_norm": 1.0})
+    told = "“B” is not at a minimum, and flatness is about curvature alone: the notes of its report say more."
+    assert told in said({"A": flat, "B": steep})
+    assert "“A” and “B” are not at a minimum" in said({"A": steep, "B": steep})
+
+
+def test_what_survives_and_has_no_value_is_not_told_as_not_surviving() -> None:
+    nothing = replace(value(math.nan), error_kind="none", exact=False)
+    assert answer({"": report(kappa_sum=nothing)}, RECORDS) == [
+        "The network was measured by 1 measure at a loss of 0.01234 over 1,797 samples; what survives a rescaling of its weights "
+        "has no finite value here: κ sum.",
+        "No measure is defined here: the notes say why.",
+    ]
+    found = report(kappa_sum=value(2.0, 0.5, "lower bound"), hessian_trace=1.0)
+    assert answer({"": found}, RECORDS)[0].endswith(
+        "; of what survives a rescaling of its weights, only lower bounds are known: a κ sum of at least 2.0\u00a0±\u00a00.5."
+    )
+    assert answer({"": report(hessian_trace=1.0)}, RECORDS)[0].endswith(
+        "which does not survive a rescaling of its weights."
+    )
+    assert answer({"": report(hessian_trace=1.0, hessian_spectral_norm=1.0)}, RECORDS)[0].endswith(
+        ", none of which survives a rescaling of its weights."
+    )
+
+
+def test_values_that_do_not_exist_are_not_counted_as_reached() -> None:
+    nothing = replace(value(math.nan), error_kind="none", exact=False)
+    slow = replace(value(2.0, 0.5), converged=False)
+    sentence = answer({"": report(kappa_sum=nothing, rho_sum=slow, hessian_trace=1.0)}, RECORDS)[-1]
+    assert sentence == "1 of 2 values did not reach the tolerance: ρ sum."
 
 
 def test_the_plain_measure_says_the_opposite() -> None:
@@ -120,7 +159,7 @@ def test_one_report_states_values_loss_and_convergence() -> None:
     )
     assert answer({"net": good}, RECORDS)[-1] == "Every value reached the tolerance asked for."
     plain = only(sample_report(), "hessian_trace")
-    assert "none of which survives a rescaling" in answer({"net": plain}, RECORDS)[0]
+    assert "which does not survive a rescaling" in answer({"net": plain}, RECORDS)[0]
 
 
 def test_different_problems_are_pointed_out() -> None:

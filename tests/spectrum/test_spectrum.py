@@ -1,6 +1,7 @@
 """Densities against matrices with a known spectrum and against the dense Hessian of small networks."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from refusals import refused
 from spiritlevel.curvature.dense import dense_hessian
 from spiritlevel.curvature.density import extremes, moment, quadratures
 from spiritlevel.problem.problem import Problem
+from spiritlevel.spectrum.show import spectrum_page
 from spiritlevel.spectrum.spectrum import Spectrum
 
 
@@ -199,3 +201,29 @@ def test_the_bar_of_few_probes_is_as_wide_as_few_probes_make_it(network):
     few = sl.spectrum(*network, steps=5, probes=2)
     values = torch.tensor([moment(probe, 1) for probe in few.probes])
     assert few.moment(1)[1] == pytest.approx(6.97 * float(values.std()) / 2**0.5, rel=1e-2)
+
+
+def test_ends_in_single_precision_carry_its_rounding():
+    """A process that has seen the whole space has no residual left, and an error of rounding all the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model, x = nn.Linear(4, 1), torch.randn(50, 4)
+    y = torch.zeros(50, 1)
+    inputs = torch.cat([x.double(), torch.ones(50, 1, dtype=torch.float64)], 1)
+    true = torch.linalg.eigvalsh(2 * inputs.T @ inputs / 50)
+    found = sl.spectrum(model, (x, y), "mse", dtype=torch.float32)
+    for value, end in zip((*true.flip(0), *true), (*found.top, *found.bottom), strict=True):
+        assert 0 < abs(end.value - float(value)) <= end.residual < 1e-5
+
+
+def test_the_words_say_what_the_ends_leave_open():
+    """Copies of an eigenvalue are missed, and an end that has not converged may lie further out."""
+    model, x = nn.Linear(3, 2, bias=False), torch.eye(3)
+    found = sl.spectrum(model, (x, torch.zeros(3, 2)), "mse")  # one eigenvalue, six times
+    assert "an eigenvalue that occurs several times is listed once" in str(found)
+    page = spectrum_page(found)
+    assert "The 6 eigenvalues of the hessian lie between 0.3333 and 0.3333" in page
+    assert "At the ends, an eigenvalue that occurs several times is listed once." in page
+    open_end = replace(found, top=(replace(found.top[0], converged=False),))
+    assert "The 6 eigenvalues of the hessian reach from 0.3333 to 0.3333 at least" in spectrum_page(open_end)
+    assert "The one eigenvalue of the hessian is 0.3333" in spectrum_page(replace(found, size=1))

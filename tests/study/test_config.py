@@ -122,6 +122,13 @@ def test_what_is_no_toml_is_refused_with_its_place(tiny):
     assert re.search(r"tiny.toml: not valid TOML: .*line 1", refusal(tiny))
 
 
+def test_a_file_as_an_editor_of_windows_saves_it_is_the_same_study(tiny):
+    """With a mark before the text and other line ends."""
+    plain = read_plan(tiny)
+    Path(tiny).write_bytes(b"\xef\xbb\xbf" + Path(tiny).read_bytes().replace(b"\n", b"\r\n"))
+    assert read_plan(tiny).cells == plain.cells
+
+
 def test_a_missing_file_and_an_unknown_name_are_refused(tmp_path):
     assert refusal(str(tmp_path / "none.toml")) == f"{tmp_path / 'none.toml'} cannot be read: No such file or directory"
     assert "no built-in study 'petzka-mnits'; did you mean 'petzka-mnist'?" in refusal("petzka-mnits")

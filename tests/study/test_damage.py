@@ -262,6 +262,16 @@ def test_a_folder_that_is_deleted_under_a_run_is_said(tiny, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_what_is_no_folder_is_not_called_gone(tiny, tmp_path):
+    """Nothing was computed there, and the same command would fail again."""
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for path in (Path(tiny), tmp_path / "dangling"):
+        with pytest.raises(
+            SpiritLevelError, match="is a file, or a link that leads nowhere, where a study needs a folder"
+        ):
+            run_study(read_plan(tiny), StudyFolder(path), Here(), StudyProgress(quiet=True))
+
+
 def test_a_file_that_cannot_be_written_is_named(tiny, tmp_path):
     prepare(read_plan(tiny), StudyFolder(tmp_path / "out"))
 

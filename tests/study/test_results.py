@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.csv_tables import results_csv
-from spiritlevel.study.results import Study, read_curve, read_study
+from spiritlevel.study.files import result_damage
+from spiritlevel.study.results import Cell, Study, _finished, described_study, read_curve, read_study
 from study_samples import GRIDS, fabricate
 
 MEASURES = ("hessian_trace", "kappa_max", "kappa_trace_sum", "rho_max")
@@ -168,8 +171,62 @@ def test_a_damaged_result_is_a_failed_cell_with_the_remedy(tmp_path: Path, text:
 
 def test_a_result_whose_numbers_are_none_is_a_failed_cell(tmp_path: Path) -> None:
     cell = change(small(tmp_path), 5, training__test_loss=[1.0]).cells[5]
-    assert (cell.status, cell.error) == ("failed", cell.reason)
-    assert cell.reason.startswith("result.json is not a cell's result (TypeError(")
+    assert cell.status == "failed"
+    assert cell.reason.startswith("result.json is damaged ('test_loss' is not a number); run the study again")
+
+
+def _places(entry: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a JSON document, the first entry of every list."""
+    if place:
+        yield place
+    inner = entry.items() if isinstance(entry, dict) else list(enumerate(entry))[:1] if isinstance(entry, list) else ()
+    for key, each in inner:
+        yield from _places(each, (*place, key))
+
+
+def _changed(entry: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """The document with another value at a place, nothing else copied than the way there."""
+    if not place:
+        return value
+    copied = copy.copy(entry)
+    if len(place) == 1 and value is ...:
+        del copied[place[0]]
+    else:
+        copied[place[0]] = _changed(entry[place[0]], place[1:], value)
+    return copied
+
+
+def test_whatever_stands_in_a_result_it_is_read_or_named_as_damage(tmp_path: Path) -> None:
+    """What cannot be read must be damage, which a run mends; else the cell is a dead end that only a person can clear."""
+    folder = fabricate(tmp_path, "dinh-attack", excluded=0, cells=1, failed=0, unfinished=0)
+    result = json.loads(next(folder.glob("cells/*/result.json")).read_text())
+    mark = {"kind": "loss", "level": 0.1, "step": 7, "epoch": 0.5, "train_loss": 0.1, "measures": result["measures"]}
+    result |= {"along": [mark], "rescaled": result["measures"]}
+    assert result_damage(result) == ""
+    bare = Cell("h", {}, 0, "unfinished", "")
+    described = json.loads((folder / "study.json").read_text())
+    read = named = 0
+    for place in _places(result):
+        for value in (..., {}, [], None, "x", math.inf, 10**400, [[1]], {"a": {}}):
+            changed = _changed(result, place, value)
+            if result_damage(changed):
+                named += 1
+                continue
+            results_csv(described_study(folder, described, (_finished(bare, changed),), 0))
+            read += 1
+    assert min(read, named) > 300
+
+
+def test_the_result_of_another_cell_is_not_counted(tmp_path: Path) -> None:
+    folder = fabricate(tmp_path, excluded=0, cells=2, failed=0, unfinished=0)
+    first, second = sorted((folder / "cells").iterdir())
+    (second / "result.json").write_bytes((first / "result.json").read_bytes())
+    one, two = read_study(folder).cells
+    assert (one.status, two.status) == ("measured", "failed")
+    assert two.reason == (
+        f"result.json is damaged (it is the result of cell {first.name}); run the study again, which measures the network "
+        "again"
+    )
 
 
 def test_a_failure_is_told_in_a_line_and_kept_in_full(tmp_path: Path) -> None:

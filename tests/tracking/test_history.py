@@ -5,6 +5,7 @@ import io
 import json
 import math
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 
 import spiritlevel as sl
 from small_training import Training
+from spiritlevel.tracking.history import Point
 from spiritlevel.tracking.live import Live
+from spiritlevel.tracking.show import history_page
 
 NAMES = ["rho_sum", "hessian_largest_eigenvalue", "gradient_norm"]
 
@@ -141,6 +144,32 @@ def test_against_the_loss_and_by_layer(tracker) -> None:
         sl.plot.history(sl.History())
     with pytest.raises(sl.SpiritLevelError, match="a tracker or its history can be drawn, got int"):
         sl.plot.history(3)
+
+
+def history_of(layers: int, train_loss: float) -> sl.History:
+    value = sl.Value("rho_sum", 1.0, 1e-17, True, True, "by hand", layers={f"{k}.weight": 1.0 for k in range(layers)})
+    return sl.History([Point(step, 0.5 / (step + 1), {"rho_sum": value}, train_loss=train_loss) for step in range(2)])
+
+
+def test_a_loss_that_was_not_told_is_not_called_that_of_the_training() -> None:
+    """Without it, curves are drawn against the loss of the probe set, which is another one."""
+    for train_loss, words in ((0.25, "training loss"), (math.nan, "loss of the probe set")):
+        history = history_of(2, train_loss)
+        drawn = sl.plot.history(history, against="loss")
+        assert (drawn.figure.axes[0].get_xlabel(), drawn.table.columns[1]) == (words, words)
+        assert f"rho_sum against {words}" in history_page(history)
+    both = sl.History([*history_of(2, 0.25), *(replace(p, step=p.step + 2) for p in history_of(2, math.nan))])
+    assert sl.plot.history(both, against="loss").table.columns[1] == (
+        "training loss, or that of the probe set where it was not told"
+    )
+
+
+def test_layers_that_do_not_fit_into_a_picture_are_counted() -> None:
+    assert "rho_sum of every layer" in history_page(history_of(12, 0.25))
+    page = history_page(history_of(30, 0.25))
+    assert "rho_sum of every layer" not in page
+    assert "rho_sum of the first 12 of 30 layers" in page
+    assert sl.plot.history(history_of(30, 0.25), layers=True).description.endswith("The first 12 of 30 layers.")
 
 
 def test_the_page_says_what_was_measured(tracker, tmp_path) -> None:

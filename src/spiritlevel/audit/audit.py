@@ -315,8 +315,9 @@ def _too_wide(base: Value, margins: Sequence[float], tolerance: float) -> str:
 
 
 def _ratio(first: float, second: float) -> float:
+    """How many times the larger is the smaller; infinite where no factor leads from one to the other, as between signs."""
     if first == second:
         return 1.0
-    if first == 0 or second == 0 or not (math.isfinite(first) and math.isfinite(second)):
+    if not (math.isfinite(first) and math.isfinite(second)) or min(first, second) <= 0 <= max(first, second):
         return math.inf
     return max(abs(first / second), abs(second / first))

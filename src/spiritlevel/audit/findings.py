@@ -30,7 +30,8 @@ class Finding:
     Attributes:
         measure, kind: What was audited.
         verdict: "invariant", "moves" or "undecided".
-        factor: The largest ratio between the values of twin and original seen, 1.0 where nothing changed.
+        factor: The largest ratio between the values of twin and original seen, 1.0 where nothing changed; infinite
+            where a value became zero or changed its sign.
         strength: The weakest strength at which a change showed; None where none did.
         claimed: Whether the measure claims to survive.
         reason: What a reader must know: why undecided and which tolerance would decide.

@@ -10,7 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spiritlevel.audit.audit import KINDS
 from spiritlevel.audit.findings import Audit, Finding
+from spiritlevel.errors import listed
 from spiritlevel.measuring.registry import known_records
 from spiritlevel.presenting import register
 from spiritlevel.show.citations import citations
@@ -64,29 +66,57 @@ def _footnotes(audit: Audit) -> list[str]:
 
 def audit_answer(audit: Audit) -> list[str]:
     """What the audit found, in sentences."""
+    if not audit.findings:
+        return ["Nothing was audited: this network has no change of the kinds that were asked for."]
     rescalings = [kind for kind in audit.kinds if kind not in ("output scale", "input map")]
     names = list(audit.original)
     survive = [n for n in names if all(audit.verdict(n, kind) == "invariant" for kind in rescalings)]
-    fooled = [n for n in names if any(audit.verdict(n, kind) == "moves" for kind in rescalings)]
+    moving = [f for f in audit.findings if f.kind in rescalings and f.verdict == "moves"]
     answer = []
     if rescalings:
-        answer.append(
-            f"{len(survive)} of {len(names)} measures survive every change of weights that leaves this network's function alone."
-        )
+        does = "survives" if len(survive) == 1 else "survive"
+        answer.append(f"{len(survive)} of {len(names)} measures {does} {_changes(audit, rescalings)}.")
         if survive:
-            answer.append(f"They are {', '.join(survive)}.")
-    if fooled:
-        worst = max((audit.finding(n, kind) for n in fooled for kind in rescalings), key=lambda f: f.factor)
+            answer.append(f"{'It is' if len(survive) == 1 else 'They are'} {', '.join(survive)}.")
+    if moving:
+        worst = max(moving, key=lambda finding: finding.factor)
         answer.append(
-            f"{len(fooled)} can be moved without changing the function; the furthest, {worst.measure}, by a factor of "
-            f"{significant(worst.factor, 3)} under {worst.kind} changes."
+            f"{len({f.measure for f in moving})} can be moved without changing the function; the furthest, "
+            f"{worst.measure}, {_by(worst.factor)} under {worst.kind} changes."
         )
-    failed = audit.failed_claims
+    return [*answer, *_claim_words(audit)]
+
+
+def _changes(audit: Audit, rescalings: Sequence[str]) -> str:
+    """What a measure survives that survived: more was not tried where kinds were chosen."""
+    if set(KINDS) <= {*audit.kinds, *audit.skipped, "output scale", "input map"}:
+        return "every change of weights that leaves this network's function alone"
+    tried = f"{', '.join(rescalings[:-1])} and {rescalings[-1]}" if len(rescalings) > 1 else rescalings[0]
+    return (
+        f"the {plain_text(tried)} changes of weights, which leave this network's function alone; no others were tried"
+    )
+
+
+def _by(factor: float) -> str:
+    return f"by a factor of {significant(factor, 3)}" if math.isfinite(factor) else "beyond any factor"
+
+
+def _claim_words(audit: Audit) -> list[str]:
+    """Whether the measures survive what they claim to, as far as this audit could tell."""
+    claimed = [finding for finding in audit.findings if finding.claimed]
+    undecided = [f"{f.measure} under {f.kind}" for f in claimed if f.verdict == "undecided"]
+    failed = [f"{f.measure} under {f.kind}" for f in audit.failed_claims]
     if failed:
-        answer.append("Claims that fail here: " + ", ".join(f"{f.measure} under {f.kind}" for f in failed) + ".")
-    else:
-        answer.append("Every measure that claims to survive does.")
-    return answer
+        return [f"Claims that fail here: {', '.join(failed)}."]
+    if not claimed:
+        return ["No measure here claims to survive what was tried."]
+    if undecided:
+        some = len(undecided) < len(claimed)
+        said = (
+            "No claim to survive fails here, but some are undecided" if some else "No claim to survive is decided here"
+        )
+        return [f"{said}: {listed(undecided, 6)}."]
+    return ["Every measure that claims to survive does."]
 
 
 def audit_section(audit: Audit) -> Section:
@@ -126,7 +156,9 @@ def audit_drawing(audit: Audit, kind: str) -> Drawing:
             heights = [_height(scale, ratio) for ratio in (1.0, *lines[name])]
             axes.plot(places, heights, **_look(index), label=labels[index])
         if still:
-            axes.plot(places, [1.0] * len(places), color=INK, linewidth=2.2, label=f"{len(still)} invariant measures")
+            axes.plot(
+                places, [1.0] * len(places), color=INK, linewidth=2.2, label=_counted(len(still), "invariant measure")
+            )
         scale.apply(axes.yaxis, axes)
         axes.set_xlabel(f"strength of the change ({plain_text(kind)})")
         axes.set_ylabel("value / value of the original")
@@ -149,10 +181,17 @@ def _height(scale: LogScale, ratio: float) -> float:
 
 
 def _moving_words(audit: Audit, kind: str, moving: Sequence[str], still: Sequence[str]) -> str:
-    words = f"{len(moving)} measures move under {plain_text(kind)} changes and {len(still)} stay."
+    move = (
+        f"{_counted(len(moving), 'measure')} {'moves' if len(moving) == 1 else 'move'} under {plain_text(kind)} changes"
+    )
+    words = f"{move} and {len(still)} {'stays' if len(still) == 1 else 'stay'}."
     if not moving:
         return words
-    return f"{words} {moving[0]} moves furthest, by a factor of {significant(audit.factor(moving[0], kind), 3)}."
+    return f"{words} {moving[0]} moves furthest, {_by(audit.factor(moving[0], kind))}."
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _ratios(audit: Audit, name: str, kind: str, strengths: Sequence[float]) -> list[float]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from spiritlevel.errors import SpiritLevelError, losses_differ
 from spiritlevel.guarantees.parts import PartValues, random_parts, sampling_error, values_on_parts, voting
+from spiritlevel.measuring.minimum import not_minima
 from spiritlevel.measuring.order import LARGER_IS_FLATTER, LEVEL, Sampling, order, probability_below, rounding_of
 from spiritlevel.measuring.record import Measure, is_invariant
 from spiritlevel.measuring.registry import ALL, resolve_measures
@@ -269,7 +270,7 @@ def statements(comparison: Comparison) -> list[str]:
         said += [_pair_words(comparison, a, b, judges, kind) for a, b in pairs]
     elif judges:
         said.append(_summary_words(comparison, pairs, judges, kind))
-    said += _sampling_words(comparison)
+    said += [*not_minima(comparison.reports), *_sampling_words(comparison)]
     if trusted and plain:
         said += _plain_words(comparison, pairs, trusted, plain)
     return said + _lower_bound_words(comparison)

@@ -39,7 +39,8 @@ class Quadrature:
 class Extreme:
     """The k-th eigenvalue from one end: λ is at least (from the lower end at most) `value`.
 
-    `residual` says how far the nearest eigenvalue can be; `converged`, that it is within the tolerance asked for.
+    `residual` says how far the nearest eigenvalue can be, rounding included; `converged`, that it is within the tolerance
+    asked for.
     """
 
     value: float
@@ -92,8 +93,8 @@ def extremes(
     nodes, _, residuals = search.quadrature()
     target, rounding = (part * float(nodes.abs().max()) for part in (tolerance, 4 * torch.finfo(like.dtype).eps))
     pairs = [
-        Extreme(value, residual, max(residual, rounding) <= target)
-        for value, residual in zip(nodes.tolist(), residuals.tolist(), strict=True)
+        Extreme(value, residual, residual <= target)
+        for value, residual in zip(nodes.tolist(), residuals.clamp(min=rounding).tolist(), strict=True)
     ]
     return pairs[::-1][:count], pairs[:count]
 

@@ -98,12 +98,14 @@ def _step_label(lines: Iterable[Line]) -> str:
 
 
 def _directions_text(lines: Iterable[Line]) -> str:
-    labels = [label for each in lines for label in each.labels]
-    if all(label.startswith("seed") for label in labels):
+    kinds = {_kind(label) for each in lines for label in each.labels}
+    return kinds.pop() if len(kinds) == 1 else "lines of several kinds"
+
+
+def _kind(label: str) -> str:
+    if label.startswith("seed"):
         return "random directions"
-    if all(label.startswith("eigenvalue") for label in labels):
-        return "top eigenvectors"
-    return "the line between two networks"
+    return "top eigenvectors" if label.startswith("eigenvalue") else "the line between two networks"
 
 
 def _line_rows(lines: Mapping[str, Line], drawn: Mapping[str, Tensor]) -> tuple[tuple[Cell, ...], ...]:
@@ -166,13 +168,20 @@ def surface(
     )
     lowest = int(found.losses.nan_to_num(nan=math.inf, posinf=math.inf).argmin())
     at = rows[lowest]
-    centre = found.losses[int(found.y.abs().argmin()), int(found.x.abs().argmin())]
+    row, column = int(found.y.abs().argmin()), int(found.x.abs().argmin())
+    centre, place = found.losses[row, column], f"({float(found.x[column]):g}, {float(found.y[row]):g})"
     words = (
         f"The loss over a plane spanned by {found.labels[0]} and {found.labels[1]}, {found.normalization} normalization. "
-        f"It is {significant(float(centre), 3)} in the middle, lowest with {significant(at[2], 3)} at "
-        f"({at[0]:g}, {at[1]:g}) and highest with {significant(float(finite.max()), 3)}."
+        f"It is {significant(float(centre), 3)} at {place}, lowest with {significant(at[2], 3)} at "
+        f"({at[0]:g}, {at[1]:g}) and highest with {significant(float(finite.max()), 3)}{_beyond(found.losses)}."
     )
     return finished(figure, Numbers(("x", "y", "loss"), rows), plain_text(title), words)
+
+
+def _beyond(losses: Tensor) -> str:
+    """How many points of a grid have no finite loss, which no picture shows."""
+    count = int((~losses.isfinite()).sum())
+    return f" where it is finite; at {count} of {losses.numel()} points it is not" if count else ""
 
 
 def _draw_contours(axes: Axes, found: Surface, heights: Any, logs: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.value import Value
 
 # A change of every block of weights by this share of its norm: small, and no more than training noise moves them.
@@ -22,6 +23,22 @@ def doubts(values: Mapping[str, Value], slope: float) -> tuple[str, ...]:
     not a minimum: the gradient is large. A change of the weight
     """
     return (*_large_gradient(values, slope), *_negative(values))
+
+
+def doubts_of(report: Report) -> tuple[str, ...]:
+    """What contradicts that the network of a report is at a minimum: notes that a reader must not miss."""
+    return doubts(report.values, report.problem.get("gradient_metric_norm", 0.0))
+
+
+def not_minima(reports: Mapping[str, Report]) -> list[str]:
+    """A sentence where networks that are compared are not at a minimum, nothing where nothing speaks against it."""
+    names = [f"“{name}”" for name, report in reports.items() if doubts_of(report)]
+    if not names:
+        return []
+    who, whose = (f"{names[0]} is", "its report") if len(names) == 1 else (
+        f"{', '.join(names[:-1])} and {names[-1]} are", "their reports"
+    )  # fmt: skip
+    return [f"{who} not at a minimum, and flatness is about curvature alone: the notes of {whose} say more."]
 
 
 def _large_gradient(values: Mapping[str, Value], slope: float) -> tuple[str, ...]:

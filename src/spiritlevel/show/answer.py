@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from spiritlevel.errors import losses_differ
-from spiritlevel.measuring.minimum import doubts
+from spiritlevel.measuring.minimum import doubts_of, not_minima
 from spiritlevel.measuring.order import LARGER_IS_FLATTER, order, rounding_of
 from spiritlevel.measuring.record import Records, is_invariant, is_plain, record_of
 from spiritlevel.measuring.registry import known_records
@@ -60,11 +60,6 @@ def answer(reports: Mapping[str, Report], records: Records | None = None) -> lis
         doubted = [f"{doubt[0].upper()}{doubt[1:]}." for doubt in doubts_of(report)]
         return [headline, *doubted, *rest, *_convergence(reports)]
     return [*_several(reports, known), *_convergence(reports), *_cautions(reports, known)]
-
-
-def doubts_of(report: Report) -> tuple[str, ...]:
-    """What contradicts that this is a minimum: notes of the report that a reader must not miss."""
-    return doubts(report.values, report.problem.get("gradient_metric_norm", 0.0))
 
 
 def compare(first: Value, second: Value, rounding: float = 0.0) -> str | None:
@@ -123,13 +118,12 @@ def _all_values(reports: Mapping[str, Report]) -> dict[str, Value]:
 def _single(name: str, report: Report, records: Records) -> list[str]:
     who = _quoted(name) if name else "The network"
     samples = report.problem.get("samples")
-    over = f" over {samples:,} samples" if isinstance(samples, int) else ""
+    over = f" over {samples:,} sample{'' if samples == 1 else 's'}" if isinstance(samples, int) else ""
     loss = f"at a loss of {significant(report.loss, 4)}{over}"
     chosen = [name for name in invariant_names({name: report}, records) if math.isfinite(report[name].value)]
     chosen.sort(key=lambda name: (-_strength(report[name], records), not report[name].exact))
     if not chosen:
-        counted = _count(len(report), "measure")
-        return [f"{who} was measured by {counted} {loss}, none of which survives a rescaling of its weights."]
+        return [f"{who} was measured by {_count(len(report), 'measure')} {loss}{_without_value(report, records)}."]
     shown = chosen[:2]
     values = _listed([f"a {spoken(name)} of {_amount(report[name])}" for name in shown])
     scales = "layers and neurons" if all(_strength(report[name], records) > 1 for name in shown) else "layers"
@@ -139,6 +133,20 @@ def _single(name: str, report: Report, records: Records) -> list[str]:
         *(f"For scale, the {spoken(name)} of well-known networks: {words}." for name, words in list(told.items())[:1]),
         f"Measured by {_count(len(report), 'measure')} {loss}.",
     ]
+
+
+def _without_value(report: Report, records: Records) -> str:
+    """Why no value that survives a rescaling can be told: there is none, only bounds, or none that is defined here."""
+    surviving = {name: value for name, value in report.values.items() if is_invariant(value, records)}
+    if not surviving:
+        return ", which does not survive a rescaling of its weights" if len(report) == 1 else (
+            ", none of which survives a rescaling of its weights"
+        )  # fmt: skip
+    bounds = [f"a {spoken(n)} of at least {_amount(v)}" for n, v in surviving.items() if v.lower_bound and v.available]
+    if bounds:
+        return f"; of what survives a rescaling of its weights, only lower bounds are known: {_listed(bounds)}"
+    names = _listed([spoken(name) for name in surviving])
+    return f"; what survives a rescaling of its weights has no finite value here: {names}"
 
 
 def _amount(value: Value) -> str:
@@ -283,17 +291,20 @@ def _convergence(reports: Mapping[str, Report]) -> list[str]:
         model: [name for name, value in report.values.items() if value.available and not value.converged]
         for model, report in reports.items()
     }
+    of = sum(value.available for report in reports.values() for value in report.values.values())
+    if not of:
+        return ["No measure is defined here: the notes say why."]
     if not any(open_ends.values()):
         return ["Every value reached the tolerance asked for."]
     names = dict.fromkeys(name for members in open_ends.values() for name in members)
     total = sum(len(members) for members in open_ends.values())
-    of = sum(len(report) for report in reports.values())
     return [f"{total} of {of} values did not reach the tolerance: {_listed([spoken(name) for name in names])}."]
 
 
 def _cautions(reports: Mapping[str, Report], records: Records) -> list[str]:
     """Where the problems differ, or are known from few samples only, a comparison of their numbers says less."""
     found = losses_differ({plain_text(name): report.loss for name, report in reports.items()})
+    found += not_minima({plain_text(name): report for name, report in reports.items()})
     for key, words in (("loss_function", "losses"), ("samples", "numbers of samples")):
         seen = list(dict.fromkeys(str(report.problem[key]) for report in reports.values() if key in report.problem))
         if len(seen) > 1:

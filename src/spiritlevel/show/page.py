@@ -17,12 +17,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from spiritlevel._version import __version__
+from spiritlevel.measuring.minimum import doubts_of
 from spiritlevel.measuring.record import Records, invariances, record_of
 from spiritlevel.measuring.registry import known_records
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.value import Value, visible_error
 from spiritlevel.presenting import facts as known_facts
-from spiritlevel.show.answer import answer, doubts_of
+from spiritlevel.show.answer import answer
 from spiritlevel.show.citations import Citation, citations
 from spiritlevel.show.drawing import Drawing, palette
 from spiritlevel.show.numbers import Cell, Numbers, plain_text, value_and_error

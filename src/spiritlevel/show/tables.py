@@ -86,7 +86,7 @@ def headline(report: Report) -> str:
         )
     samples = report.problem.get("samples")
     if isinstance(samples, int):
-        parts.append(f"{samples:,} samples")
+        parts.append(f"{samples:,} sample{'' if samples == 1 else 's'}")
     parts.append(f"{len(report)} measure{'' if len(report) == 1 else 's'}")
     if report.cost.seconds > 0:
         parts.append(seconds_text(report.cost.seconds))

@@ -25,6 +25,8 @@ from spiritlevel.show.tables import render, simple_table
 from spiritlevel.spectrum.spectrum import OPERATORS, Spectrum
 from spiritlevel.spectrum.spectrum import spectrum as compute_spectrum
 
+_ONCE = "an eigenvalue that occurs several times is listed once"
+
 
 def spectrum(
     source: Spectrum | nn.Module | Mapping[str, Spectrum | nn.Module],
@@ -72,7 +74,10 @@ def spectrum_section(source: Spectrum | Mapping[str, Spectrum]) -> Section:
         for end, pairs in (("largest", each.top), ("smallest", each.bottom))
         for value, residual in ((pair.value, pair.residual) for pair in pairs)
     )
-    text = "How the eigenvalues are spread, smoothed; the band is two standard errors wide on each side."
+    text = (
+        "How the eigenvalues are spread, smoothed; the band is two standard errors wide on each side. At the ends, "
+        f"{_ONCE}."
+    )
     ends = ("Eigenvalues at the ends", Numbers(("model", "end", "eigenvalue", "residual"), rows))
     return Section("spectrum", "Spectrum", (text,), (spectrum(spectra),), (ends,))
 
@@ -120,11 +125,14 @@ def _spectrum_words(spectra: Mapping[str, Spectrum]) -> str:
 
 def spectrum_page(found: Spectrum) -> str:
     """One page: the two ends in a sentence, the density, the eigenvalues."""
-    top, bottom = found.top[0], found.bottom[0]
-    said = (
-        f"The {found.size:,} eigenvalues of the {plain_text(found.operator)} lie between {significant(bottom.value, 4)} and "
-        f"{significant(top.value, 4)}, at a loss of {significant(found.loss, 4)}."
-    )
+    low, high = (significant(end[0].value, 4) for end in (found.bottom, found.top))
+    # What is found errs to the inside, so that an end that has not converged may lie further out.
+    settled = found.bottom[0].converged and found.top[0].converged
+    reach = f"lie between {low} and {high}" if settled else f"reach from {low} to {high} at least"
+    if found.size == 1:
+        reach = f"is {high}"
+    of = f"The {found.size:,} eigenvalues" if found.size > 1 else "The one eigenvalue"
+    said = f"{of} of the {plain_text(found.operator)} {reach}, at a loss of {significant(found.loss, 4)}."
     return render_page(
         title=f"Spectrum of the {plain_text(found.operator)}",
         answer=[said, *map(plain_text, found.notes)],
@@ -142,7 +150,10 @@ def spectrum_table(found: Spectrum) -> RenderableType:
     trace, error = (found.size * part for part in found.moment(1))
     operator = OPERATORS.get(found.operator, f"the block of {plain_text(found.operator)}")
     said = f"{found.size:,} eigenvalues of {operator}; their sum is {with_error(trace, error)}"
-    return Group(Text(said, style="bold"), Text(""), table, *(Text(f"• {plain_text(note)}") for note in found.notes))
+    once = Text(_ONCE, style="dim")
+    return Group(
+        Text(said, style="bold"), Text(""), table, once, *(Text(f"• {plain_text(note)}") for note in found.notes)
+    )
 
 
 def _end_cells(end: Extreme | None) -> tuple[str, str]:

@@ -29,11 +29,18 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def read_csv_text(text: str) -> list[dict[str, str]]:
-    """The rows of a table that `csv_text` wrote, with texts as they were before."""
-    return [
-        {original(column): original(entry) for column, entry in row.items()}
-        for row in csv.DictReader(io.StringIO(text, newline=""))
-    ]
+    """The rows of a table that `csv_text` wrote, with texts as they were before; a ValueError where the text is cut off."""
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+    columns = [original(column) for column in rows[0]] if rows else []
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(columns):
+            raise ValueError(f"row {number} has {len(row)} entries for {len(columns)} columns")
+    if text and not text.endswith(("\n", "\r")):  # the last number may have lost its digits
+        raise ValueError("it ends in the middle of a line")
+    return [dict(zip(columns, map(original, row), strict=True)) for row in rows[1:]]
 
 
 def harmless(text: str) -> str:

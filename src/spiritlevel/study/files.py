@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _FILE_NAME = re.compile(r"(loss|epoch)-[0-9.e+-]+\.safetensors")
 # Numbers that a training leaves; infinity and nan come as text.
 _TRAINING_NUMBERS = ("train_loss", "train_accuracy", "gradient_norm")
+_OUTCOMES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
 class DamagedFileError(SpiritLevelError):
@@ -101,19 +102,36 @@ def _along_damage(plain: Mapping[str, Any], kinds: Mapping[str, type]) -> str:
     return ""
 
 
+def result_damage_of(cell: str) -> Check:
+    """`result_damage` for the folder of one cell: a result that was copied there from another would be counted as its own."""
+
+    def damage(plain: Mapping[str, Any]) -> str:
+        other = plain.get("hash", cell)
+        return result_damage(plain) or ("" if other == cell else f"it is the result of cell {other}")
+
+    return damage
+
+
 def result_damage(plain: Mapping[str, Any]) -> str:
-    """What is wrong with the content of `result.json`."""
+    """What is wrong with the content of `result.json`: whatever `results.py` reads of it must be there to be read."""
     parts = {"measures": dict, "rescaled": dict, "attacks": list, "environment": dict, "data": dict}
     damage = wrong_entries(plain, {"training": dict}) or wrong_entries(plain, parts, optional=True)
     damage = damage or _along_damage(plain, {})
     if damage:
         return damage
-    attacks = plain.get("attacks") or []
+    attacks, along = plain.get("attacks") or [], plain.get("along") or []
     if not all(isinstance(attack, dict) and _is_number(attack.get("target")) for attack in attacks):
         return "an attack has no target"
-    further = [each.get("measures") for each in (*attacks, *(plain.get("along") or []))]
-    reports = [plain.get("measures"), plain.get("rescaled"), *further]
-    damages = (wrong_entries(plain["training"], {"reached": bool}), *map(_report_damage, filter(None, reports)))
+    reports = [plain.get("measures"), plain.get("rescaled"), *(each.get("measures") for each in (*attacks, *along))]
+    damages = (
+        wrong_entries(plain["training"], {"reached": bool}),
+        _wrong_numbers(plain["training"], (*_OUTCOMES, "seconds", "gradient_norm")),
+        *(_wrong_numbers(entry, (*_OUTCOMES, "epoch")) for entry in along),
+        *(wrong_entries(entry, {"step": int}, optional=True) for entry in along),
+        *("" if "measures" in attack else "an attack has no measures" for attack in attacks),
+        *(_wrong_numbers(attack, ("output_change",)) for attack in attacks),
+        *(_report_damage(report) for report in reports if report is not None and report != {}),
+    )
     return next(filter(None, damages), "")
 
 
@@ -125,9 +143,18 @@ def _report_damage(report: Any) -> str:
     for name, value in values.items():
         if not isinstance(value, dict) or not {"value", "error", "converged"} <= set(value):
             return f"{name} is not a measured value"
-        if not all(value[key] is None or _is_number(value[key]) for key in ("value", "error")):
+        layers = {"layers": dict, "layer_errors": dict}
+        if _wrong_numbers(value, ("value", "error")) or wrong_entries(value, layers, optional=True):
             return f"{name} is not a measured value"
-    return ""
+        if any(_wrong_numbers(value.get(key) or {}, value.get(key) or ()) for key in layers):
+            return f"{name} has a layer without a number"
+    return wrong_entries(report, {"problem": dict}, optional=True)
+
+
+def _wrong_numbers(plain: Mapping[str, Any], names: Iterable[str]) -> str:
+    """The first of these entries that is no number, in words; one that is missing or null stands for nan."""
+    wrong = (name for name in names if plain.get(name) is not None and not _is_number(plain[name]))
+    return next((f"{name!r} is not a number" for name in wrong), "")
 
 
 def failure_damage(plain: Mapping[str, Any]) -> str:
@@ -149,7 +176,7 @@ def wrong_entries(plain: Mapping[str, Any], kinds: Mapping[str, type], *, option
 def _is_number(entry: Any) -> bool:
     try:
         float(entry)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # a whole number can be too long for a float
         return False
     return True
 

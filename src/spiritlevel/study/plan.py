@@ -41,7 +41,7 @@ def read_text(name_or_file: str) -> tuple[str, str]:
     path = Path(name_or_file)
     if path.suffix == ".toml":
         try:
-            return path.read_text(encoding="utf-8"), str(path)
+            return path.read_text(encoding="utf-8-sig"), str(path)
         except OSError as error:
             raise SpiritLevelError(f"{path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:

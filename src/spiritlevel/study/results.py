@@ -335,7 +335,7 @@ def _read_cell(folder: CellFolder, entry: Mapping[str, Any]) -> Cell:
     except SpiritLevelError as error:
         within = str(error).replace(f"{folder.path}{os.sep}", "")
         return replace(unfinished, status="failed", reason=within, error=str(error))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         told = f"result.json is not a cell's result ({error!r}); delete it and run the study again"
         return replace(unfinished, status="failed", reason=told, error=told)
     if failure is not None:

@@ -60,6 +60,8 @@ def _stopped_by(error: Exception, folder: StudyFolder) -> str:
             f"no space left for {folder.path}{_on_nodes(folder)}: stopped. Results that exist are whole; free some space and run the same "
             "command again, it goes on where it was"
         )
+    if not folder.path.is_dir() and os.path.lexists(folder.path):
+        return f"{folder.path} is a file, or a link that leads nowhere, where a study needs a folder; choose another"
     if not folder.path.is_dir():
         return (
             f"{folder.path} is gone, and with it what was computed: stopped. Run the same command again to start anew"

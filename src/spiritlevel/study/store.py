@@ -142,7 +142,7 @@ class CellFolder:
     def result(self) -> dict[str, Any] | None:
         """The result, if there is one."""
         remedy = "run the study again, which measures the network again"
-        return read_object(self.path / "result.json", files.result_damage, remedy)
+        return read_object(self.path / "result.json", files.result_damage_of(self.hash), remedy)
 
     def failure(self) -> dict[str, Any] | None:
         """What went wrong, if something did and no result followed."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.along import Mark
@@ -26,9 +26,12 @@ from spiritlevel.study.results import (
     read_study,
 )
 
+Row = TypeVar("Row")
+
 _RESCALED = "@rescaled"
 _SUFFIXES = (".error", ".converged")
 _TEXTS = ("stop_reason",)
+_REMEDY = "`spiritlevel study report` writes it anew in the folder of the study"
 
 
 def read_study_or_tables(folder: str | os.PathLike[str]) -> Study:
@@ -46,25 +49,53 @@ def read_tables(folder: str | os.PathLike[str]) -> Study:
     if plain is None:
         raise SpiritLevelError(f"{path} holds no study: no file study.json; `spiritlevel study run` makes one")
     factors = set(plain.get("factors") or {})
-    cells = [_cell(row, factors) for row in _rows(path / "results.csv")]
+    results, levels = path / "results.csv", path / "levels.csv"
+    cells = _read(results, lambda row: _cell(row, factors))
+    _check_complete(results, {entry["hash"] for entry in plain["cells"]}, {cell.hash for cell in cells})
     passed: dict[str, list[Passed]] = {}
-    levels = path / "levels.csv"
-    for row in _rows(levels) if levels.exists() else ():
-        passed.setdefault(row["hash"], []).append(_passed(row, factors))
+    for name, found in _read(levels, lambda row: (row["hash"], _passed(row, factors))) if levels.exists() else ():
+        passed.setdefault(name, []).append(found)
     whole = tuple(replace(cell, along=tuple(passed.get(cell.hash, ()))) for cell in cells)
     return described_study(path, plain, whole, 0)
 
 
+def _read(path: Path, read: Callable[[Mapping[str, str]], Row]) -> list[Row]:
+    """What `read` makes of every row of a table; one that cannot be read is named."""
+    return [_read_row(path, row, read) for row in _rows(path)]
+
+
+def _read_row(path: Path, row: Mapping[str, str], read: Callable[[Mapping[str, str]], Row]) -> Row:
+    try:
+        return read(row)
+    except SpiritLevelError:
+        raise
+    except KeyError as error:
+        raise SpiritLevelError(f"{path} has no column {error}; {_REMEDY}") from None
+    except (ValueError, OverflowError) as error:
+        raise SpiritLevelError(f"{path} is damaged (cell {row['hash']}: {error}); {_REMEDY}") from None
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
     try:
-        rows = read_csv_text(path.read_text(encoding="utf-8"))
+        rows = read_csv_text(path.read_text(encoding="utf-8-sig"))  # a spreadsheet may put a mark before the text
     except OSError as error:
         raise SpiritLevelError(
             f"{path} cannot be read: {error.strerror}; `spiritlevel study report` writes it"
         ) from None
+    except ValueError as error:
+        raise SpiritLevelError(f"{path} is damaged ({error}); {_REMEDY}") from None
     if rows and "hash" not in rows[0]:
         raise SpiritLevelError(f"{path} has no column 'hash': it is not a table of `spiritlevel study report`")
     return rows
+
+
+def _check_complete(path: Path, listed: set[str], found: set[str]) -> None:
+    """Refuse a table that lacks cells of the study, or has others: statistics of a part would be taken for the whole."""
+    if listed != found:
+        raise SpiritLevelError(
+            f"{path} is not the table of study.json beside it: {len(listed - found)} of its {len(listed)} cells have no row, and "
+            f"{len(found - listed)} rows are of other cells; {_REMEDY}"
+        )
 
 
 def _cell(row: Mapping[str, str], factors: set[str]) -> Cell:

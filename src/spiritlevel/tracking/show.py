@@ -73,15 +73,31 @@ def history(
     curves = [curve for run in runs for curve in _curves(run, runs[run], names, against, layers)]
     if not any(curve.places for curve in curves):
         raise SpiritLevelError("there is nothing to draw: the history has no point with these measures")
+    loss = _loss_words(point for run in runs.values() for point in run if any(name in point for name in names))
     with style():
         figure, axes = axes_of(axes, height=2.6 + 0.18 * math.ceil(len(curves) / 2) * (len(curves) > 1))
         _draw(axes, curves, against)
+        axes.set_xlabel("step" if against == "step" else loss)
         axes.set_ylabel(shortened(names[0] if len(names) == 1 else "value", 34))
         legend(axes, len(curves), always=any(curve.lines for curve in curves))
     label = names[0] if len(names) == 1 else "Measures"
-    return finished(
-        figure, _numbers(curves, against), plain_text(title or f"{label} along the training"), _words(curves)
-    )
+    left_out = max((len(_layers(run, name)) for run in runs.values() for name in names), default=0) if layers else 0
+    words = _words(curves) + (f" The first {_LAYERS} of {left_out} layers." if left_out > _LAYERS else "")
+    table = _numbers(curves, "step" if against == "step" else loss)
+    return finished(figure, table, plain_text(title or f"{label} along the training"), words)
+
+
+def _loss_words(points: Iterable[Point]) -> str:
+    """Which loss curves are drawn against: that of the training only where it was told."""
+    known = {math.isfinite(point.train_loss) for point in points}
+    if known == {True}:
+        return "training loss"
+    return "training loss, or that of the probe set where it was not told" if True in known else "loss of the probe set"
+
+
+def _layers(history: History, name: str) -> list[str]:
+    """The layers that a measure has a value for, at any point."""
+    return list(dict.fromkeys(layer for point in history if name in point for layer in point[name].layers))
 
 
 def _named(source: Any) -> Mapping[str, Any]:
@@ -109,8 +125,7 @@ def _curves(run: str, history: History, names: Sequence[str], against: Against, 
         if not layers:
             yield _curve(label or name, points, name, against, [(p[name].value, _width(p[name])) for p in points])
             continue
-        found = list(dict.fromkeys(layer for point in points for layer in point[name].layers))
-        for layer in found[:_LAYERS]:
+        for layer in _layers(history, name)[:_LAYERS]:
             kept = [point for point in points if layer in point[name].layers]
             values = [(p[name].layers[layer], p[name].layer_errors.get(layer, 0.0)) for p in kept]
             yield _curve(plain_text(f"{run} {layer}".strip()), kept, "", against, values)
@@ -157,14 +172,12 @@ def _draw(axes: Axes, curves: Sequence[Curve], against: Against) -> None:
     if against == "loss":
         LogScale.of(place for curve in curves for place in curve.places).apply(axes.xaxis, axes)
         axes.invert_xaxis()  # the training goes to the right
-        axes.set_xlabel("training loss")
     else:
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        axes.set_xlabel("step")
         light_grid(axes)
 
 
-def _numbers(curves: Sequence[Curve], against: Against) -> Numbers:
+def _numbers(curves: Sequence[Curve], against: str) -> Numbers:
     rows: list[tuple[Cell, ...]] = []
     for curve in curves:
         lines = curve.lines or [math.nan] * len(curve.places)
@@ -173,7 +186,7 @@ def _numbers(curves: Sequence[Curve], against: Against) -> Numbers:
             for place, value, error, line in zip(curve.places, curve.values, curve.errors, lines, strict=True)
         ]
     return Numbers(
-        ("measure", "step" if against == "step" else "training loss", "value", "± error", "line of stability"),
+        ("measure", against, "value", "± error", "line of stability"),
         tuple(rows),
     )
 
@@ -283,8 +296,10 @@ def _section(history: History, name: str) -> Section:
 
 
 def _drawn(source: History, name: str, *, against: Against, layers: bool = False) -> Drawing | None:
-    titles = {"step": f"{name} against step", "loss": f"{name} against training loss"}
-    title = f"{name} of every layer" if layers else titles[against]
+    titles = {"step": f"{name} against step", "loss": f"{name} against {_loss_words(p for p in source if name in p)}"}
+    count = len(_layers(source, name))
+    which = "every layer" if count <= _LAYERS else f"the first {_LAYERS} of {count} layers"
+    title = f"{name} of {which}" if layers else titles[against]
     try:
         return history(source, name, against=against, layers=layers, title=title)
     except SpiritLevelError:  # no point with this measure, or none with a loss
@@ -313,9 +328,9 @@ def _said(history: History) -> list[str]:
     seconds = seconds_text(sum(point.cost.seconds for point in history))
     said = [f"{len(history)} points from step {history[0].step:,} to {history[-1].step:,}; measuring took {seconds}."]
     for name in history.measures:
-        _, values, errors = history.series(name)
+        values = [point[name] for point in history if name in point and point[name].available]
         if len(values) > 1:
-            first, last = with_error(values[0], errors[0]), with_error(values[-1], errors[-1])
+            first, last = (with_error(value.value, visible_error(value)) for value in (values[0], values[-1]))
             said.append(f"{name} went from {first} to {last}.")
     return [*said, *map(plain_text, history.notes)]
 

@@ -44,7 +44,7 @@ def read_runtime_env(given: str | None) -> dict[str, Any]:
         if given.lstrip().startswith("{"):
             found = json.loads(given)
         else:
-            text = Path(given).read_text(encoding="utf-8")
+            text = Path(given).read_text(encoding="utf-8-sig")
             found = tomllib.loads(text) if given.endswith(".toml") else json.loads(text)
     except OSError as error:
         raise SpiritLevelError(f"--runtime-env takes a file or JSON; {given}: {error.strerror}") from None
