@@ -258,7 +258,8 @@ def _compare(
     vectors = {each: _probe_vector(*each, parameters[each[1]], of[each][0], draw, of[each][1]) for each in formed}
 
     def read(batch: Batch) -> Arrays:
-        images = products.images(batch, [{name: vector} for (_, name), vector in vectors.items()])
+        asked = [{name: vector} for (_, name), vector in vectors.items()]
+        images = products.from_images(batch, asked, lambda _, image: image)
         found: Arrays = {kind: {} for kind, _ in formed}
         for ((kind, name), vector), image in zip(vectors.items(), images, strict=True):
             double = (vector.double(), image[name].double())
