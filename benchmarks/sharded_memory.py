@@ -1,6 +1,7 @@
 """The memory a process takes where a model is in shards, beside that of one process with the whole model.
 
-python benchmarks/sharded_memory.py mlp | gpt [--million 50] [--samples 8] [--probes 8] [--measures A,B] [--out FILE.json]
+python benchmarks/sharded_memory.py mlp | gpt [--million 50] [--blocks 12] [--samples 8] [--probes 8]
+    [--tolerance 0.1] [--measures A,B] [--no-product] [--out FILE.json]
 torchrun --nproc-per-node 2 benchmarks/sharded_memory.py mlp …
 
 Random weights and a handful of samples. No process ever holds the whole model: it is built without memory, divided by
@@ -79,16 +80,16 @@ def mlp(million: float) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def gpt(million: float) -> nn.Module:
-    """Twelve blocks, whose weights are about three quarters of all."""
-    width = max(64, 64 * round(math.sqrt(million * 0.75e6 / 144) / 64))
-    return Transformer(width, 12, max(100, round(million * 0.125e6 / width)), 16)
+def gpt(million: float, blocks: int) -> nn.Module:
+    """Blocks whose weights are about three quarters of all."""
+    width = max(64, 64 * round(math.sqrt(million * 0.75e6 / (12 * blocks)) / 64))
+    return Transformer(width, blocks, max(100, round(million * 0.125e6 / width)), 16)
 
 
-def built(kind: str, million: float, size: int) -> nn.Module:
+def built(kind: str, million: float, blocks: int, size: int) -> nn.Module:
     """The model with its weights, divided among the processes where there are several."""
     with torch.device("meta"):
-        model = mlp(million) if kind == "mlp" else gpt(million)
+        model = mlp(million) if kind == "mlp" else gpt(million, blocks)
     if size > 1:
         for part in list(model.blocks) if isinstance(model, Transformer) else list(model.children()):
             if next(part.parameters(), None) is not None:
@@ -152,17 +153,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=["mlp", "gpt"])
     parser.add_argument("--million", type=float, default=50.0)
+    parser.add_argument("--blocks", type=int, default=12, help="of the transformer")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--probes", type=int, default=8)
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--measures", default=MEASURES)
+    parser.add_argument("--no-product", action="store_true", help="end without timing a single product")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1:
         dist.init_process_group("gloo")
-    model = built(asked.model, asked.million, size)
+    model = built(asked.model, asked.million, asked.blocks, size)
     data = data_of(asked.model, model, asked.samples)
     started, before = time.perf_counter(), peak_gigabytes()
     names = asked.measures.split(",")
@@ -170,7 +173,7 @@ def main() -> None:
         model, data, measures=names, tolerance=asked.tolerance, most_probes=asked.probes, dtype=torch.float32
     )
     seconds, peak = time.perf_counter() - started, peak_gigabytes()
-    product = one_product(model, data, size)
+    product = None if asked.no_product else one_product(model, data, size)
     peaks: list[Any] = [peak]
     if size > 1:
         peaks = [None] * size

@@ -71,6 +71,25 @@ def test_kept_graphs_stay_within_the_budget():
     assert 0 < kept[0] < kept[1] < kept[2]
 
 
+def test_forms_hold_one_image_at_a_time(monkeypatch):
+    """Where they are compared in double precision, an image is twice as large as the model."""
+    problem, H = problem_of("mlp")
+    products, images = HessianProducts(problem, method="kept graph"), []
+
+    def watched(*args):
+        assert all(image() is None for image in images)
+        found = hessian_pull_back(*args)
+        images.extend(map(weakref.ref, found))
+        return found
+
+    hessian_pull_back = hessian.pull_back
+    monkeypatch.setattr(hessian, "pull_back", watched)
+    vectors = directions(len(H))
+    forms = products.forms(problem.first_chunk(), [products.flat.to_dict(vector) for vector in vectors])
+    assert forms == pytest.approx([float(vector @ H @ vector) for vector in vectors], rel=1e-10)
+    assert len(images) == len(vectors) * len(products.flat.names)
+
+
 def test_gradients_are_not_kept_with_their_graphs(monkeypatch):
     """A chunk's gradient is as large as the model, and a product does not read it."""
     built = []

@@ -6,6 +6,9 @@ from torch import nn
 import spiritlevel as sl
 from fuzz.found import FOUND
 from fuzz.subjects import build
+from spiritlevel.curvature import rounding
+from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.shards import Shards
 
 
 def test_terms_that_cancel_in_double_precision_are_seen():
@@ -21,3 +24,22 @@ def test_digits_that_are_known_are_kept():
     x = torch.randn(6, 4, dtype=torch.float64)
     value = sl.measure(model, (x, torch.arange(6) % 3), "cross_entropy", measures=["kappa_sum"])["kappa_sum"]
     assert value.error < 1e-11 * value.value
+
+
+def test_processes_take_as_many_shifts_whichever_of_them_lacks_digits(monkeypatch):
+    """Each sees its part of the arrays only; another number of shifts in one of them would leave the others waiting."""
+
+    class Asked(Shards):
+        def any(self, found: bool) -> bool:
+            return True  # another process has few digits, this one has not
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    problem = Problem(model, "mse", (torch.randn(6, 4).double(), torch.randn(6, 3).double()))
+
+    def compute(batch):
+        return {"diagonal": {"weight": batch.inputs.double().square().sum(0)}}
+
+    alone = rounding.array_shifts(problem, compute)
+    monkeypatch.setattr(rounding, "division_of", lambda problem: Asked())
+    assert len(rounding.array_shifts(problem, compute)) == 2 * len(alone) > 0

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 import spiritlevel as sl
+from spiritlevel.measuring import evidence
+from spiritlevel.measuring.statistics import Whole
+from spiritlevel.problem import sharded
+from spiritlevel.problem.shards import Shards
 
 NAMES = [
     "hessian_trace",
@@ -63,6 +68,23 @@ def same() -> dict[str, float]:
     spread = sl.spectrum(model, (x, y), probes=2, steps=8)
     found["spectrum"] = float(spread.top[0].value)
     return found
+
+
+def divided() -> dict[str, object]:
+    """The same where matrices count as large, and what each process keeps of their statistics."""
+    kept: dict[str, int] = {}
+
+    class Seen(Whole):
+        def __init__(self, parts: Mapping[str, torch.Tensor], shards: Shards) -> None:
+            super().__init__(parts, shards)
+            if isinstance(parts, dict):  # not the weights, which every process has
+                kept.update({name: part.numel() for name, part in parts.items()})
+
+    before, sharded.LARGE, evidence.Whole = sharded.LARGE, 10, Seen  # type: ignore[misc]
+    try:
+        return {**same(), "kept": kept}
+    finally:
+        sharded.LARGE, evidence.Whole = before, Whole  # type: ignore[misc]
 
 
 def failing() -> dict[str, str]:

@@ -39,7 +39,7 @@ def run(scenes: list[str], place: Path) -> tuple[dict[str, list[dict]], list[int
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory) -> tuple[dict[str, list[dict]], list[int]]:
     """Scene → what each process saw, and the exit codes; one pair of processes for all scenes, of which one dies in the last."""
-    return run(["same", "differing", "failing", "dying"], tmp_path_factory.mktemp("ranks"))
+    return run(["same", "divided", "differing", "failing", "dying"], tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,14 @@ def test_two_processes_give_the_numbers_of_one(seen) -> None:
     assert both[0] == both[1]
     for name, value in same().items():
         assert both[0][name] == pytest.approx(value, rel=1e-10, abs=1e-14), name
+
+
+@pytest.mark.slow
+def test_statistics_of_large_parameters_are_divided_and_read_whole(seen) -> None:
+    first, second = ({**each} for each in seen["divided"])
+    sizes, others = first.pop("kept"), second.pop("kept")
+    assert first == second == pytest.approx(seen["same"][0], rel=1e-10, abs=1e-14)
+    assert (sizes["0.weight"], sizes["0.bias"]) == (others["0.weight"], others["0.bias"]) == (12, 4)  # of 24, and of 4
 
 
 @pytest.mark.slow

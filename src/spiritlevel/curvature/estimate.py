@@ -25,6 +25,7 @@ from spiritlevel.curvature.rounding import Arrays, array_shifts
 from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, GROUPS, ROWS, STATISTICS
 from spiritlevel.network.layers import Layer
 from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.sharded import division_of
 from spiritlevel.problem.shards import WHOLE, Shards
 
 # So many parameters are probed one by one; more of them together.
@@ -188,16 +189,20 @@ def blocks_worth_forming(products: HessianProducts, open_kinds: Open, left: Mapp
     """The parameters whose blocks take no more products with unit vectors than there are probes still to be drawn.
 
     Probed one by one, every parameter counts for itself; probed together, they must all be formed to save anything. A
-    central difference is no exact product, so that nothing is formed from those; nor is a block that no process has whole.
+    central difference is no exact product, so that nothing is formed from those; nor is a block whose statistics no process has
+    whole.
     """
-    if products.method == "central differences" or products.problem.shards.divided:
-        return []
+    division = division_of(products.problem)
     names = list(dict.fromkeys(name for _, name in open_kinds))
+    divided = {name for name in names if division.divides(name)}
+    if products.method == "central differences":
+        return []
     size = {name: products.problem.parameters[name].numel() for name in names}
     if all(sum(kind == other for other, _ in open_kinds) <= MOST_ALONE for kind, _ in open_kinds):
-        return [name for name in names if size[name] <= sum(left[each] for each in open_kinds if each[1] == name)]
-    together = {kind: max(left[kind, name] for other, name in open_kinds if other == kind) for kind, _ in open_kinds}
-    return names if sum(size.values()) <= sum(together.values()) else []
+        probes = {name: sum(left[each] for each in open_kinds if each[1] == name) for name in names}
+        return [name for name in names if name not in divided and size[name] <= probes[name]]
+    most = {kind: max(left[kind, name] for other, name in open_kinds if other == kind) for kind, _ in open_kinds}
+    return names if not divided and sum(size.values()) <= sum(most.values()) else []
 
 
 def _form(
@@ -253,7 +258,8 @@ def _compare(
     vectors = {each: _probe_vector(*each, parameters[each[1]], of[each][0], draw, of[each][1]) for each in formed}
 
     def read(batch: Batch) -> Arrays:
-        images = products.images(batch, [{name: vector} for (_, name), vector in vectors.items()])
+        asked = [{name: vector} for (_, name), vector in vectors.items()]
+        images = products.from_images(batch, asked, lambda _, image: image)
         found: Arrays = {kind: {} for kind, _ in formed}
         for ((kind, name), vector), image in zip(vectors.items(), images, strict=True):
             double = (vector.double(), image[name].double())
@@ -339,14 +345,17 @@ def _read(
     if not requests:
         return
     images, shards = products.within([vectors for _, vectors in requests]), products.problem.shards
+    division = division_of(products.problem)
     estimates.products += len(requests)
     for (kind, vectors), found in zip(requests, images, strict=True):
         store = estimates.found.setdefault(kind, {})
         for name, vector in vectors.items():
             sample = _reading(kind, name, vector, found.pop(name), layers.get(name), shards)
+            divided = kind == DIAGONAL and division.divides(name)  # of a row or a column every process knows the whole
+            if divided and not shards.divided:
+                sample = division.part(name, sample)
             if name not in store:
-                parts = shards if kind == DIAGONAL else WHOLE  # of a row or a column every process knows the whole
-                store[name] = Probed(sample.new_zeros(GROUPS, *sample.shape), shards=parts)
+                store[name] = Probed(sample.new_zeros(GROUPS, *sample.shape), shards=division if divided else WHOLE)
             mean = store[name].groups[group]
             mean += (sample - mean) / (rounds + 1)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -20,8 +19,20 @@ from torch import Tensor
 
 from spiritlevel.curvature.convolutions import CheapConvolutions
 from spiritlevel.curvature.preflight import Chosen, choose_method
-from spiritlevel.curvature.ways import Edges, Flat, Method, Objective, Ways, edges_of, loss_objective, pull_back
+from spiritlevel.curvature.ways import (
+    Edges,
+    Flat,
+    Method,
+    Objective,
+    Vector,
+    Ways,
+    edges_of,
+    inner_product,
+    loss_objective,
+    pull_back,
+)
 from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.devices import memory_of
 from spiritlevel.problem.problem import Problem, gradients_of
 from spiritlevel.problem.ranks import Ranks
 
@@ -362,35 +373,28 @@ class HessianProducts:
         """The power of the precision that the error of a product goes with."""
         return 2 / 3 if self.method == "central differences" else 1.0
 
-    def images(self, batch: Batch, vectors: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """H_SS v of one batch's mean for every vector on a set S of parameters, in the problem's present precision."""
+    def from_images(
+        self, batch: Batch, vectors: Sequence[Mapping[str, Tensor]], read: Callable[[Vector, Vector], Any]
+    ) -> list[Any]:
+        """What `read` makes of v and H_SS v of one batch's mean, for every vector on a set S of parameters, in the problem's
+        present precision. One after the other: each may be as large as the model."""
         like = self.problem.parameters_like()
         content = self._graph(batch, 1.0, ALL)[0] if self.method == "kept graph" else batch
-        fitted = [{name: part.to(like) for name, part in vector.items()} for vector in vectors]
-        return [self._restricted_product((content, 1.0), vector) for vector in fitted]
+
+        def image(vector: Vector) -> Vector:
+            return self._restricted_product((content, 1.0), {name: part.to(like) for name, part in vector.items()})
+
+        return [read(vector, image(vector)) for vector in vectors]
 
     def forms(self, batch: Batch, vectors: Sequence[Mapping[str, Tensor]]) -> list[float]:
         """vᵀHv of one batch's mean for every vector on some parameters, in the problem's present precision."""
-        found = [
-            sum(float((vector[name].double() * image.double()).sum()) for name, image in images.items())
-            for vector, images in zip(vectors, self.images(batch, vectors), strict=True)
-        ]
-        return [self.problem.shards.total(form) for form in found]
+        return [self.problem.shards.total(form) for form in self.from_images(batch, vectors, inner_product)]
 
 
 def _common_budget(problem: Problem, copies: int) -> int:
     """What kept graphs may take, the same in every process that holds a part of the model."""
-    own = max(min(GRAPH_BUDGET, _memory(problem.device) // 8) // problem.shards.size, copies)
+    own = max(min(GRAPH_BUDGET, memory_of(problem.device, 8 * GRAPH_BUDGET) // 8) // problem.shards.size, copies)
     return -int(problem.shards.largest(-own))
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes of the machine, or of the accelerator that the model is on."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    if not hasattr(os, "sysconf"):  # Windows does not tell
-        return 8 * GRAPH_BUDGET
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Tiers(NamedTuple):

@@ -19,6 +19,7 @@ from torch import Tensor
 from spiritlevel.curvature.lanczos import Eigenpair
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.sharded import division_of
 from spiritlevel.problem.tensors import is_about_precision
 
 # The heaviest samples are compared in so many groups, whose differences cannot cancel; and the difference is taken four times,
@@ -104,7 +105,8 @@ def _shifts(
             raise
         return None
     shifts = [_difference(mine, found, weight * share_of_rounding(problem, order), kept_in)]
-    if problem.dtype == torch.float64 and _few_digits_in_common(mine, found):
+    # Arrays may be in parts over the processes, which must all take as many shifts.
+    if problem.dtype == torch.float64 and division_of(problem).any(_few_digits_in_common(mine, found)):
         with problem.in_precision(problem.dtype, nudged=True):
             shifts.append(_difference(mine, compute(batch), weight, kept_in))
     return shifts

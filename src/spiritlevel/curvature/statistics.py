@@ -24,9 +24,12 @@ from spiritlevel.curvature.taps import LinearUse, SampleAxis, Tap, VectorUse
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.losses import output_factor
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.sharded import sum_over_data
 
 TRACE, DIAGONAL, ROWS, COLUMNS, FISHER = "trace", "diagonal", "rows", "columns", "fisher"
 STATISTICS = (TRACE, DIAGONAL, ROWS, COLUMNS, FISHER, *METRICS)
+# Of these there is a number for every entry of a parameter, so that several processes may keep them in parts.
+BY_ENTRY = (DIAGONAL, FISHER)
 
 # More columns than this a sample are sampled instead of swept, in this many independent draws, unless all of them are cheap
 # anyway: so many multiplications take a core ten seconds in dense layers, a minute in narrow convolutions. Counted, not timed, so
@@ -76,7 +79,7 @@ class Sweep:
 
     Attributes:
         found: Statistic → parameter → its exact sum, alone, or the means of groups of independent draws where columns
-            were sampled.
+            were sampled. Of several processes each has its part of those that have a number for every entry.
         loss: L(θ).
         num_columns: Columns of ∇²ℓ a sample.
         sampled: Whether columns were drawn.
@@ -111,7 +114,10 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
     problem.work.add(passes=1)
     for sums in groups:
         for kind in STATISTICS:
-            problem.ranks.sum_named(getattr(sums, kind))
+            if kind in BY_ENTRY:
+                setattr(sums, kind, sum_over_data(problem, getattr(sums, kind)))
+            else:
+                problem.ranks.sum_named(getattr(sums, kind))
     return Sweep(frozen(groups), problem.ranks.total(loss), num_columns, sampled, 0.0 if sampled else num_columns)
 
 

@@ -7,7 +7,7 @@ forward derivative only; `by_difference` needs nothing but gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,6 +23,7 @@ from spiritlevel.problem.tensors import is_about_precision
 Method = Literal["kept graph", "jvp of the gradient", "central differences"]
 Objective = Callable[[Problem, Parameters, Batch], Tensor]
 Edges = list[GradientEdge | None]
+Vector = Mapping[str, Tensor]  # on some parameters
 # The ends of a difference, in steps: to both sides of a point, or to one.
 CENTRAL, FORWARD, BACKWARD = (1, -1), (1, 0), (0, -1)
 
@@ -217,6 +218,15 @@ def pull_back(edges: Edges, leaves: list[Tensor], vectors: list[Tensor]) -> list
         [edge for edge, _ in live], leaves, [vector for _, vector in live], retain_graph=True, allow_unused=True
     )
     return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, found, strict=True)]
+
+
+def inner_product(first: Vector, second: Vector) -> float:
+    """In double precision, over the parameters of the second.
+
+    >>> inner_product({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
+    11.0
+    """
+    return sum(float((first[name].double() * part.double()).sum()) for name, part in second.items())
 
 
 def distance(first: list[Tensor], second: list[Tensor] | None = None) -> float:

@@ -25,6 +25,7 @@ from spiritlevel.curvature.metrics import METRICS, Metrics
 from spiritlevel.curvature.operators import scaling
 from spiritlevel.curvature.rounding import array_shifts, rounding_errors, widened
 from spiritlevel.curvature.statistics import (
+    BY_ENTRY,
     DIAGONAL,
     FISHER,
     GROUPS,
@@ -41,6 +42,7 @@ from spiritlevel.measuring.starts import Starts
 from spiritlevel.measuring.statistics import Arrays, InDouble, Sources, Statistics, Whole, combined, plus, sources_of
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.sharded import division_of
 from spiritlevel.problem.survey import slope_norms
 
 
@@ -185,17 +187,16 @@ class Evidence:
         arrays = combined(kinds, self.sources, swept, self.estimates, groups)
         if FISHER in kinds and self.sees_samples:
             arrays[FISHER] |= self._slow_fisher()
-        parameters, shards = self.problem.parameters, self.problem.shards
-        for kind in kinds & {DIAGONAL, FISHER}:
+        parameters, division = self.problem.parameters, division_of(self.problem)
+        for kind in kinds.intersection(BY_ENTRY):
             for name, value in parameters.items():  # a parameter without effect on the outputs has a block of zeros
                 if name not in arrays[kind]:
-                    arrays[kind][name] = torch.zeros_like(value, dtype=torch.float64)
+                    arrays[kind][name] = division.zeros(name, value)
         if DIAGONAL in kinds:
-            sums = shards.totals(torch.stack([diagonal.sum() for diagonal in arrays[DIAGONAL].values()]))
-            arrays[TRACE] = dict(zip(arrays[DIAGONAL], sums.unbind(), strict=True))
+            arrays[TRACE] = division.sums(arrays[DIAGONAL])
         for name in parameters:
             arrays[TRACE].setdefault(name, torch.zeros((), dtype=torch.float64))
-        whole = {kind: Whole(each, shards) if kind in (DIAGONAL, FISHER) else each for kind, each in arrays.items()}
+        whole = {kind: Whole(each, division) if kind in BY_ENTRY else each for kind, each in arrays.items()}
         return Statistics(self.anatomy.layers, self._weights, metrics=self.metrics, **whole)
 
     def shifted(self, kinds: frozenset[str]) -> Iterator[Statistics]:
@@ -203,15 +204,14 @@ class Evidence:
         without what was left to chance."""
         spread = self._spread if DIAGONAL in kinds else []
         for shift in (*(self._shifts or []), *self._left, *spread):
-            arrays = {
-                kind: plus(getattr(self.statistics, kind), shift[kind]) if kind in kinds | {TRACE} else {}
-                for kind in STATISTICS
-            }
+            arrays = {kind: self._changed(kind, shift[kind]) if kind in kinds | {TRACE} else {} for kind in STATISTICS}
             if DIAGONAL in self._kinds:
-                diagonals = shift[DIAGONAL]
-                changes = {name: diagonal.sum(dtype=torch.float64) for name, diagonal in diagonals.items()}
-                arrays[TRACE] = plus(self.statistics.trace, changes)
+                arrays[TRACE] = plus(self.statistics.trace, division_of(self.problem).sums(shift[DIAGONAL]))
             yield Statistics(self.statistics.layers, self.statistics.weights, metrics=self.metrics, **arrays)
+
+    def _changed(self, kind: str, changes: Arrays) -> Arrays:
+        found = getattr(self.statistics, kind)
+        return found.plus(changes) if isinstance(found, Whole) else plus(found, changes)
 
     @property
     def probes_relative_error(self) -> float:
@@ -234,11 +234,17 @@ class Evidence:
         if not swept and not slow:
             return formed
 
+        division = division_of(self.problem)
+
         def compute(batch: Batch) -> dict[str, dict[str, Tensor]]:
             arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
             if swept:
                 arrays |= sweep_batch(self.problem, self._in_metrics, self._kinds, batch)
-            return arrays | {FISHER: arrays[FISHER] | fisher_of_batch(self.problem, slow, batch)} if slow else arrays
+            if slow:
+                arrays[FISHER] = arrays[FISHER] | fisher_of_batch(self.problem, slow, batch)
+            for kind in BY_ENTRY:  # what is compared and kept of it is this process's part
+                arrays[kind] = {name: division.part(name, array) for name, array in arrays[kind].items()}
+            return arrays
 
         seen = array_shifts(self.problem, compute)
         return seen if seen is None else [*seen, *formed]

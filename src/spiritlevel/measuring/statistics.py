@@ -70,6 +70,10 @@ class Whole(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self._shards.whole(name, self._parts[name])
 
+    def plus(self, changes: Arrays) -> Whole:
+        """The same with changes, in parts as well, to some of them."""
+        return Whole(plus(self._parts, changes), self._shards)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
 

@@ -1,9 +1,10 @@
-"""Devices without double precision, such as Apple's (MPS): what lies there is measured on the CPU."""
+"""What devices have: memory, and double precision; what lies on one without, such as Apple's (MPS), is measured on the CPU."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import os
 from typing import TypeVar
 
 import torch
@@ -39,4 +40,13 @@ def doubled_copy(model: Module) -> Module:
     return (copied if stays else copied.cpu()).double()
 
 
-__all__ = ["doubled_copy", "has_double", "with_double"]
+def memory_of(device: torch.device, unknown: int) -> int:
+    """Bytes of the machine, or of the accelerator; `unknown` where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if not hasattr(os, "sysconf"):  # Windows
+        return unknown
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+__all__ = ["doubled_copy", "has_double", "memory_of", "with_double"]

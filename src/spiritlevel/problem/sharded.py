@@ -21,10 +21,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.ranks import Group
 from spiritlevel.problem.shards import SavedBytes, Shards, whole_tensor
 
 _Map = Callable[[Tensor], Tensor]
+
+# Where every process has the whole model, statistics of parameters with so many entries are kept in parts. Those of smaller ones
+# take little, and are read faster than they are gathered.
+LARGE = 1 << 16
 
 
 class Sharded(Shards):
@@ -51,6 +56,14 @@ class Sharded(Shards):
         found = numbers.to(self._group.device, torch.float64, copy=True).contiguous()
         self._group.sum_([found])
         return found.to(numbers)
+
+    def sums(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = super().sums(arrays)
+        divided = [name for name in found if self.divides(name)]
+        if divided:
+            totals = self.totals(torch.stack([found[name] for name in divided]))
+            found |= dict(zip(divided, totals.unbind(), strict=True))
+        return found
 
     def norm(self, length: float) -> float:
         longest = self.largest(length)
@@ -85,6 +98,18 @@ class Sharded(Shards):
         """Entries of a part; the last ones may have fewer, or none."""
         return -(-self._shapes[name].numel() // self.size)
 
+    def _held(self, name: str) -> int:
+        """Entries of this process's part."""
+        return max(0, min(self._run(name), self._shapes[name].numel() - self.first(name)))
+
+    def divides(self, name: str) -> bool:
+        return name in self._shapes
+
+    def zeros(self, name: str, like: Tensor) -> Tensor:
+        if not self.divides(name):
+            return super().zeros(name, like)
+        return like.new_zeros(self._held(name), dtype=torch.float64)
+
     def part(self, name: str, tensor: Tensor) -> Tensor:
         if name not in self._shapes:
             return whole_tensor(tensor)
@@ -95,6 +120,8 @@ class Sharded(Shards):
         return self._shapes[name].numel()
 
     def whole(self, name: str, part: Tensor) -> Tensor:
+        if name not in self._shapes:
+            return part
         shape = self._shapes[name]
         run, count = self._run(name), shape.numel()
         own = _filled(part.detach().reshape(-1), run)
@@ -105,11 +132,11 @@ class Sharded(Shards):
 
     def summed(self, name: str, whole: Tensor) -> Tensor:
         """This process's part of the sum over all processes of a whole tensor."""
-        run, count = self._run(name), self._shapes[name].numel()
+        run = self._run(name)
         found = whole.new_empty(run)
         self._group.reduce_scatter(found, _filled(whole.detach().reshape(-1), run * self.size))
         self.traffic += (self.size - 1) * found.numel() * found.element_size()
-        return found[: max(0, min(run, count - self.rank * run))].clone()
+        return found[: self._held(name)].clone()
 
     def placed(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
         return {name: Waiting(self, name, part) if name in self._shapes else part for name, part in tensors.items()}
@@ -203,6 +230,37 @@ class Sharded(Shards):
         return torch.cat([own, own.new_zeros(share - len(own), *own.shape[1:])])
 
 
+def division_of(problem: Checked) -> Shards:
+    """How arrays over the entries of the parameters are kept between passes.
+
+    As the model is; where every process has it whole, those of large parameters are in parts nevertheless.
+    """
+    if not isinstance(problem.ranks, Group):
+        return problem.shards
+    large = {name: value.shape for name, value in problem.parameters.items() if value.numel() >= LARGE}
+    return Sharded(problem.ranks, large)
+
+
+def sum_over_data(problem: Checked, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Arrays over the entries of parameters, each a sum over this process's data, as what it keeps of the sums over all data.
+
+    A parameter that some process lacks counts as zero there. What is passed in is used up, one array after the other.
+    """
+    ranks, division = problem.ranks, division_of(problem)
+    if not isinstance(ranks, Group):
+        return arrays
+    known = set().union(*ranks.gather(list(arrays)))
+    names = [name for name in problem.parameters if name in known]
+    for name in names:
+        arrays.setdefault(name, torch.zeros_like(problem.parameters[name], dtype=torch.float64))
+    ranks.sum_([arrays[name] for name in names if not division.divides(name)])
+    return {name: _kept_of_sum(division, name, arrays.pop(name)) for name in names}
+
+
+def _kept_of_sum(division: Shards, name: str, array: Tensor) -> Tensor:
+    return division.summed(name, array) if isinstance(division, Sharded) and division.divides(name) else array
+
+
 class Waiting:
     """A weight in parts, in the place of the whole one, until it is asked for."""
 
@@ -273,4 +331,4 @@ def _filled(flat: Tensor, length: int) -> Tensor:
     return torch.cat([flat, flat.new_zeros(length - flat.numel())])
 
 
-__all__ = ["Gathering", "Sharded", "Waiting"]
+__all__ = ["Gathering", "Sharded", "Waiting", "division_of", "sum_over_data"]

@@ -74,6 +74,10 @@ class Shards:
         """The same for several numbers."""
         return numbers
 
+    def sums(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sum over all entries of every parameter's array, of which this process may hold a part."""
+        return {name: array.sum(dtype=torch.float64) for name, array in arrays.items()}
+
     def norm(self, length: float) -> float:
         """The length of a vector from that of this part of it."""
         return length
@@ -96,6 +100,14 @@ class Shards:
     def own(self, generator: torch.Generator) -> torch.Generator:
         """Random numbers for this part, different from those of the other parts."""
         return generator
+
+    def divides(self, name: str) -> bool:  # noqa: ARG002
+        """Whether this process holds a part only of what belongs to the entries of a parameter."""
+        return False
+
+    def zeros(self, name: str, like: Tensor) -> Tensor:  # noqa: ARG002
+        """Zeros in double precision for what this process holds of a parameter's entries."""
+        return torch.zeros_like(like, dtype=torch.float64)
 
     def part(self, name: str, tensor: Tensor) -> Tensor:  # noqa: ARG002
         """This process's part of a tensor of the caller's model, in memory of its own where it is one of several."""
