@@ -19,6 +19,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.convolutions import CheapConvolutions
 from spiritlevel.curvature.preflight import Chosen, choose_method
+from spiritlevel.curvature.vectors import MeanImage
 from spiritlevel.curvature.ways import (
     Edges,
     Flat,
@@ -34,7 +35,6 @@ from spiritlevel.curvature.ways import (
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.devices import memory_of
 from spiritlevel.problem.problem import Problem, gradients_of
-from spiritlevel.problem.ranks import Ranks
 
 # The graphs of gradients that are kept between products, all chunks together: so much, or an eighth of the machine's memory
 # if that is less; a large model may keep as much as so many copies of itself.
@@ -64,26 +64,6 @@ class _Kept:
     edges: Edges
     weight: float
     place: int
-
-
-class _Sum:
-    """The mean of images over chunks, in double precision; one chunk that is all of the data is taken as it is."""
-
-    def __init__(self, like: Tensor, ranks: Ranks) -> None:
-        self._like, self._alone = like, ranks.size == 1
-        self._total: Tensor | None = None
-
-    def add(self, image: Tensor, weight: float) -> None:
-        """Add weight · image. The image may be the very vector it is an image of, as it is where H is the identity."""
-        if self._total is None and self._alone and weight == 1:
-            self._total = image.clone() if image.data_ptr() == self._like.data_ptr() else image
-        else:
-            self._total = self.value().add_(image, alpha=weight)
-
-    def value(self) -> Tensor:
-        if self._total is None:
-            self._total = torch.zeros_like(self._like, dtype=torch.float64)
-        return self._total
 
 
 class HessianProducts:
@@ -208,7 +188,7 @@ class HessianProducts:
             yield kept, kept.weight * (1.0 if kept.place == HEAVY else factor)
 
     def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
-        sums = [_Sum(vector, self.problem.ranks) for vector in vectors]
+        sums = [MeanImage(vector, self.problem.ranks) for vector in vectors]
         parts = [self.flat.split(vector) for vector in vectors]
         with self.problem.undisturbed():
             for chunk in chunks:
@@ -223,7 +203,7 @@ class HessianProducts:
         With a single parameter this is its diagonal block.
         """
         ranks = self.problem.ranks
-        sums = [{name: _Sum(vector, ranks) for name, vector in request.items()} for request in requests]
+        sums = [{name: MeanImage(vector, ranks) for name, vector in request.items()} for request in requests]
         with self.problem.undisturbed():
             for chunk in self._chunks():
                 for total, request in zip(sums, requests, strict=True):

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from spiritlevel.problem.ranks import Ranks
 from spiritlevel.problem.shards import WHOLE, Shards
 
 # Norms in single precision are taken over runs of so many entries and added up in double, which is six times as fast as
@@ -58,3 +59,23 @@ def unit(vector: Tensor, shards: Shards = WHOLE) -> Tensor:
     largest = shards.largest(float(vector.abs().max()) if vector.numel() else 0.0)
     scaled = vector / largest
     return scaled / length(scaled, shards)
+
+
+class MeanImage:
+    """The mean of images over chunks, in double precision; one chunk that is all of the data is taken as it is."""
+
+    def __init__(self, like: Tensor, ranks: Ranks) -> None:
+        self._like, self._alone = like, ranks.size == 1
+        self._total: Tensor | None = None
+
+    def add(self, image: Tensor, weight: float) -> None:
+        """Add weight · image. The image may be the very vector it is an image of, as it is where H is the identity."""
+        if self._total is None and self._alone and weight == 1:
+            self._total = image.clone() if image.data_ptr() == self._like.data_ptr() else image
+        else:
+            self._total = self.value().add_(image, alpha=weight)
+
+    def value(self) -> Tensor:
+        if self._total is None:
+            self._total = torch.zeros_like(self._like, dtype=torch.float64)
+        return self._total
