@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from scipy import stats
 
 from spiritlevel.curvature.statistics import GROUPS
 from spiritlevel.measuring import extrapolation as ex
@@ -119,3 +120,26 @@ def test_a_maximum_knows_of_a_noisy_layer_below_an_exact_one():
     assert noisy < found.value < noisy + 2 * error
     assert found.error >= min(error, noisy + 2 * error - found.value)
     assert ex.estimated("any", readings, []).error < found.error
+
+
+def maximum_of_exact_and_noisy(groups):
+    """An exact layer of 0 beside a noisy one, whose groups of probes these are."""
+    readings = []
+    for subset in ex.subsets_for("any"):
+        noisy = sum(groups[group] for group in subset) / len(subset)
+        readings.append((max(0.0, noisy), {"exact": 0.0, "noisy": noisy}))
+    return ex.estimated("any", readings, ["noisy"])
+
+
+@pytest.mark.parametrize("distance", [0.5, 1.9, 2.1, 3.0, 6.0, 50.0])
+def test_a_noisy_layer_below_an_exact_one_never_leaves_a_bar_of_nothing(distance):
+    """The bar is no less than the root mean square of what Student's distribution has beyond the exact layer."""
+    noise = torch.randn(GROUPS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise -= noise.mean()
+    error = ex.standard_error(noise)
+    student = stats.t(GROUPS - 1, loc=-distance * error, scale=error / 1.2136)
+    beyond = math.sqrt(student.expect(lambda x: x**2, lb=0))
+    found = maximum_of_exact_and_noisy((noise - distance * error).tolist())
+    assert found.error >= 0.99 * min(beyond, error)
+    if distance > 2.5:
+        assert found.error == pytest.approx(beyond, rel=1e-2)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from scipy import special
 from torch import Tensor
 
 from spiritlevel.curvature.estimate import few_groups_factor
@@ -70,8 +71,31 @@ def _is_maximum(readings: Sequence[Numbers]) -> bool:
 
 def _overtaking(layer: Extrapolated, largest: float) -> float:
     """How far beyond the largest of all layers this one may be. A layer that is exact may be the largest in every reading, and
-    say nothing of the noise of one that is larger in truth."""
-    return max(0.0, min(layer.error, layer.value + 2 * layer.error - largest))
+    say nothing of the noise of one that is larger in truth.
+
+    Up to two errors below the largest it is what two errors reach; further down, where a bar of 0 would say that nothing can
+    be wrong, it is at least the root mean square of what reaches beyond the largest.
+    """
+    within_two = max(0.0, min(layer.error, layer.value + 2 * layer.error - largest))
+    scale = layer.error / few_groups_factor(GROUPS)
+    if not scale:
+        return within_two
+    return max(within_two, min(layer.error, scale * _excess((largest - layer.value) / scale)))
+
+
+def _excess(distance: float) -> float:
+    """√E[max(0, T − d)²], where T has Student's distribution with one degree of freedom less than there are groups.
+
+    >>> round(_excess(0.0) ** 2, 9)  # half of the variance of T, 7/5
+    0.7
+    """
+    free = GROUPS - 1
+    beyond = float(special.stdtr(free, -distance))
+    height = math.exp(math.lgamma((free + 1) / 2) - math.lgamma(free / 2)) / math.sqrt(free * math.pi)
+    density = height * (1 + distance**2 / free) ** (-(free + 1) / 2)
+    first = (free + distance**2) / (free - 1) * density  # the integral of t from the distance on
+    square = beyond * (distance**2 + free / (free - 2)) - distance * first * (free - 3) / (free - 2)
+    return math.sqrt(max(0.0, square))
 
 
 def estimated(shape: Shape, readings: Sequence[Numbers], noisy: Collection[str]) -> Estimated:
