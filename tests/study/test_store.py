@@ -87,7 +87,7 @@ def test_a_result_takes_an_earlier_failure_away(tmp_path):
     cell = CellFolder(tmp_path)
     cell.write_failure("it broke", "where it broke", 1)
     assert cell.failure() == {"error": "it broke", "traceback": "where it broke", "attempts": 1}
-    cell.write_result({"hash": "x", "training": {"reached": True}})
+    cell.write_result({"hash": cell.hash, "training": {"reached": True}})
     assert cell.done
     assert cell.failure() is None
     assert not (tmp_path / "failed.json").exists()
