@@ -207,7 +207,8 @@ def test_a_run_of_one_network_joins_those_of_others(tmp_path: Path) -> None:
         for entry in plain["cells"]:
             del entry["factors"]["model.name"]
             renamed = f"{number}{entry['hash'][1:]}"
-            (folder / "cells" / entry["hash"]).rename(folder / "cells" / renamed)
+            moved = (folder / "cells" / entry["hash"]).rename(folder / "cells" / renamed) / "result.json"
+            moved.write_text(json.dumps({**json.loads(moved.read_text()), "hash": renamed}))
             entry["hash"] = renamed
         (folder / "study.json").write_text(json.dumps(plain))
         MAKE["gather"](folder, tmp_path / "results")
