@@ -200,6 +200,8 @@ def test_whatever_stands_in_a_result_it_is_read_or_named_as_damage(tmp_path: Pat
     """What cannot be read must be damage, which a run mends; else the cell is a dead end that only a person can clear."""
     folder = fabricate(tmp_path, "dinh-attack", excluded=0, cells=1, failed=0, unfinished=0)
     result = json.loads(next(folder.glob("cells/*/result.json")).read_text())
+    for report in (result["measures"], *(attack["measures"] for attack in result["attacks"])):
+        report["values"] = dict(list(report["values"].items())[:2])  # the others are alike
     mark = {"kind": "loss", "level": 0.1, "step": 7, "epoch": 0.5, "train_loss": 0.1, "measures": result["measures"]}
     result |= {"along": [mark], "rescaled": result["measures"]}
     assert result_damage(result) == ""
@@ -214,7 +216,7 @@ def test_whatever_stands_in_a_result_it_is_read_or_named_as_damage(tmp_path: Pat
                 continue
             results_csv(described_study(folder, described, (_finished(bare, changed),), 0))
             read += 1
-    assert min(read, named) > 300
+    assert min(read, named) > 100, (read, named)
 
 
 def test_the_result_of_another_cell_is_not_counted(tmp_path: Path) -> None:
