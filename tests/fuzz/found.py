@@ -161,6 +161,11 @@ FOUND: dict[str, Subject] = {
         stretch=25.0,
         options=_only("hessian_spectral_norm", parameters=("*weight",)),
     ),
+    "differences of gradients looked at on blank samples": Subject(
+        Network("constant", "once", 1, 3),
+        samples=Samples("blank first", 24, scale=12, shape="pair"),
+        options=_only("hessian_spectral_norm"),
+    ),
     "a second derivative that is not symmetric": Subject(
         Network("attention", "tanh", 1, 4, bias=False, seed=221),
         samples=Samples("one hot", 2, scale=6, by_class=True, seed=241),

@@ -133,3 +133,18 @@ def test_memory_does_not_grow_with_the_data():
     """60,000 samples through 1,660 units: all that is kept between products, under 1.8 GB in the whole process."""
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
     assert int(done.stdout) * 1024 < 1.8e9, done.stdout
+
+
+# --- which samples matter ---------------------------------------------------------------------------------------------
+
+
+def test_the_heaviest_samples_reach_far_also_where_the_last_layer_is_zero():
+    """Mass alone would name the first two, which are blank and move nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)).double()
+    nn.init.zeros_(model[2].weight)
+    x = torch.randn(12, 4, dtype=torch.float64)
+    x[:2] = 0
+    x[7] *= 100
+    telling = sl.Problem(model, "cross_entropy", (x, torch.arange(12) % 3)).telling_samples(1)
+    assert torch.equal(telling.inputs[0], x[7])

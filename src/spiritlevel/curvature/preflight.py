@@ -277,7 +277,7 @@ def _disagreement(ways: Ways) -> float:
         raise SpiritLevelError(
             "curvature can only be had here from differences of gradients, because the network has no second derivative in "
             f"torch, and differences over other steps disagree by {largest:.0%}: rewrite the operation so that torch can "
-            "differentiate it twice, or measure in double precision (dtype=torch.float64)"
+            f"differentiate it twice{_or_in_double(problem.dtype)}"
         )
     return largest
 

@@ -228,12 +228,18 @@ def _lengths(tensor: Tensor, samples: int) -> Tensor:
 
 
 def _curving(problem: Checked, felt: Mapping[str, Tensor], masses: Tensor) -> Tensor:
-    """Mass times reach of every sample, over all layers in units of their weights; the mass where no layer tells."""
-    parts = [
-        float(problem.parameters[name].double().square().sum()) * _over(part, masses) for name, part in felt.items()
-    ]
-    found = masses * torch.stack(parts).sum(0) if parts else masses
-    return found if bool(found.any()) and bool(torch.isfinite(found).all()) else masses
+    """Mass times reach of every sample, over all layers in units of their weights; the mass where no layer tells.
+
+    Where all weights that are felt are zero, as in a last layer that was never trained, every layer counts by its largest reach.
+    """
+    reaches = {name: _over(part, masses) for name, part in felt.items()}
+    in_weights = [float(problem.parameters[name].double().square().sum()) * part for name, part in reaches.items()]
+    by_layer = [part / part.max() for part in reaches.values() if 0 < float(part.max()) < math.inf]
+    for parts in (in_weights, by_layer):
+        found = masses * torch.stack(parts).sum(0) if parts else masses
+        if bool(found.any()) and bool(torch.isfinite(found).all()):
+            return found
+    return masses
 
 
 def _over(felt: Tensor, masses: Tensor) -> Tensor:
