@@ -43,3 +43,21 @@ def test_processes_take_as_many_shifts_whichever_of_them_lacks_digits(monkeypatc
     alone = rounding.array_shifts(problem, compute)
     monkeypatch.setattr(rounding, "division_of", lambda problem: Asked())
     assert len(rounding.array_shifts(problem, compute)) == 2 * len(alone) > 0
+
+
+def test_rounding_that_came_out_small_by_chance_is_drawn_again(own_precision):
+    """What single precision differs by is one draw: here a thousandth where parameters are moved, and by chance far less where not."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    problem = Problem(model, "mse", (torch.randn(6, 4), torch.randn(6, 3)))
+    own = problem.parameters["weight"].clone()
+    digits = {True: 1 + 5e-5, False: 1 + 1e-3}
+
+    def compute(batch):
+        now = problem.parameters["weight"]
+        return [1.0 if now.dtype == torch.float64 else digits[torch.equal(now, own)]]
+
+    [error] = rounding.rounding_errors(problem, compute)
+    assert 2e-3 < error < 4e-3
+    digits[True] = 1 + 1e-6  # as many digits as single precision has: one draw will do
+    assert rounding.rounding_errors(problem, compute)[0] < 1e-5

@@ -166,6 +166,12 @@ FOUND: dict[str, Subject] = {
         samples=Samples("blank first", 24, scale=12, shape="pair"),
         options=_only("hessian_spectral_norm"),
     ),
+    "rounding in single precision that came out small by chance": Subject(
+        Network("gated", "relu", 1, 4, bias=False, seed=365),
+        samples=Samples(count=6, shape="pair", seed=414),
+        trained=8,
+        options=_only("kappa_sum", dtype="float32"),
+    ),
     "a second derivative that is not symmetric": Subject(
         Network("attention", "tanh", 1, 4, bias=False, seed=221),
         samples=Samples("one hot", 2, scale=6, by_class=True, seed=241),

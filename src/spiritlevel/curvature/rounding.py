@@ -6,6 +6,7 @@ does in single precision, and in double precision it is smaller by the ratio of 
 a digit left, or leaves its range, its difference says nothing of double precision: there parameters are moved in their last
 places as well, and what that changes is no less than what rounding does. Samples with an activation so near to its kink that
 rounding decides between its sides are compared for themselves: there the difference is as large as the sample's share.
+Where single precision loses digits, its rounding is drawn several times: one draw may come out small by chance.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from spiritlevel.problem.tensors import is_about_precision
 GROUPS, MARGIN = 2, 4
 # Larger models are compared in one group: every group keeps arrays as large as the model.
 MANY = 2_000_000
-# Where single precision differs by this share of a number, it does not say what double precision does.
-FEW_DIGITS = 1e-3
+# Where single precision differs by this share of a number, it does not say what double precision does. What single precision itself does
+# is then more than a unit of the last place, and one draw of something random: a certain network's rounding may be a thousandth of a
+# number and come out as a hundredth of that. So the mean of so many draws is taken, with parameters moved in their last places.
+FEW_DIGITS = {torch.float64: 1e-3, torch.float32: 2e-5}
+DRAWS = 3
 # What is assumed where a network cannot run in another precision, in units of rounding.
 UNKNOWN = 256
 
@@ -104,17 +108,27 @@ def _shifts(
         if not is_about_precision(error):
             raise
         return None
-    shifts = [_difference(mine, found, weight * share_of_rounding(problem, order), kept_in)]
+    share = weight * share_of_rounding(problem, order)
     # Arrays may be in parts over the processes, which must all take as many shifts.
-    if problem.dtype == torch.float64 and division_of(problem).any(_few_digits_in_common(mine, found)):
-        with problem.in_precision(problem.dtype, nudged=True):
-            shifts.append(_difference(mine, compute(batch), weight, kept_in))
-    return shifts
+    if not division_of(problem).any(_few_digits_in_common(mine, found, FEW_DIGITS[problem.dtype])):
+        return [_difference(mine, found, share, kept_in)]
+    if problem.dtype == torch.float64:
+        return [
+            _difference(mine, found, share, kept_in),
+            _difference(mine, _nudged(problem, batch, compute, 1), weight, kept_in),
+        ]
+    draws = [mine, *(_nudged(problem, batch, compute, draw) for draw in range(1, DRAWS))]
+    return [_difference(draw, found, share / DRAWS, kept_in) for draw in draws]
 
 
-def _few_digits_in_common(mine: Arrays, other: Arrays) -> bool:
+def _nudged(problem: Problem, batch: Batch, compute: Callable[[Batch], Arrays], draw: int) -> Arrays:
+    with problem.in_precision(problem.dtype, nudged=draw):
+        return compute(batch)
+
+
+def _few_digits_in_common(mine: Arrays, other: Arrays, few: float) -> bool:
     pairs = ((array, other[kind][name]) for kind, name, array in _entries(mine, other))
-    return any(not float((a - b).norm()) <= FEW_DIGITS * float(a.norm()) for a, b in pairs)
+    return any(not float((a - b).norm()) <= few * float(a.norm()) for a, b in pairs)
 
 
 def _difference(mine: Arrays, other: Arrays, weight: float, kept_in: torch.dtype) -> Arrays:

@@ -315,13 +315,14 @@ class Problem:
             self._derivatives_checked = True
 
     @contextlib.contextmanager
-    def in_precision(self, dtype: torch.dtype, *, nudged: bool = False) -> Iterator[Callable[[Batch], Batch]]:
-        """All tensors in this precision inside, parameters moved in their last places if `nudged`; yields what makes a batch fit."""
+    def in_precision(self, dtype: torch.dtype, *, nudged: int = 0) -> Iterator[Callable[[Batch], Batch]]:
+        """All tensors in this precision inside, parameters moved in their last places by the `nudged`-th draw unless that is 0;
+        yields what makes a batch fit."""
         kept = self.parameters, self.fixed, self.dtype
         parameters, self.fixed = (
             {name: as_precision(tensor, dtype) for name, tensor in tensors.items()} for tensors in kept[:2]
         )
-        self.parameters = in_last_places(parameters) if nudged else parameters
+        self.parameters = in_last_places(parameters, nudged) if nudged else parameters
         self.dtype = dtype
         try:
             yield lambda batch: batch.map(lambda leaf: as_precision(leaf, dtype))

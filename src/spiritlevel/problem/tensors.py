@@ -17,8 +17,9 @@ from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.devices import has_double, with_double
 from spiritlevel.problem.shards import WHOLE, Shards
 
-# How far a nudge moves an entry, in units of its last place: about what a few operations leave in it.
-NUDGE = 4
+# How far a nudge moves an entry, in units of its last place: in double precision, for which nothing else stands, about what a few
+# operations leave in it; in single precision just so far that everything is rounded otherwise.
+NUDGE = {torch.float64: 4, torch.float32: 1}
 # Matrices with entries of this size, or as small, are measured in double precision.
 EXTREME = 1e5
 
@@ -136,13 +137,13 @@ def as_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
     return tensor.to(precision) if tensor.is_floating_point() else tensor
 
 
-def in_last_places(tensors: Parameters) -> Parameters:
-    """The same tensors, each entry a few units of its last place larger or smaller, by signs that are always the same."""
-    generator = torch.Generator().manual_seed(0)
+def in_last_places(tensors: Parameters, draw: int) -> Parameters:
+    """The same tensors, each entry a few units of its last place larger or smaller, by signs that a draw has always the same."""
+    generator = torch.Generator().manual_seed(draw)
 
     def nudged(tensor: Tensor) -> Tensor:
         signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor) * 2 - 1
-        return tensor * (1 + NUDGE * torch.finfo(tensor.dtype).eps * signs)
+        return tensor * (1 + NUDGE[tensor.dtype] * torch.finfo(tensor.dtype).eps * signs)
 
     return {name: nudged(tensor) for name, tensor in tensors.items()}
 
