@@ -66,7 +66,7 @@ def test_probes_leave_a_standard_error():
 
 
 def test_an_estimate_has_the_error_of_its_exact_part_too():
-    """The largest layer is exact, the first is estimated: rounding remains."""
+    """The largest layer is exact, the first is estimated and far below: rounding remains, and the little that a tail may hold."""
     x, y = torch.randn(20, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(20) % 3
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -76,7 +76,8 @@ def test_an_estimate_has_the_error_of_its_exact_part_too():
     value = sl.measure(model, (x, y), measures=["kappa_trace_max"], most_probes=8)["kappa_trace_max"]
     assert value.error_kind == "standard error"
     assert max(value.layers, key=lambda name: value.layers[name]) != "0.weight"
-    assert 0 < value.error < 1e-10 * value.value
+    largest = max(value.layer_errors[name] for name in value.layers if name != "0.weight")
+    assert largest <= value.error < 1e-5 * value.value
     assert all(value.layer_errors[name] > 0 for name in value.layers)
 
 
