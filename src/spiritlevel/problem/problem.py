@@ -316,8 +316,7 @@ class Problem:
 
     @contextlib.contextmanager
     def in_precision(self, dtype: torch.dtype, *, nudged: int = 0) -> Iterator[Callable[[Batch], Batch]]:
-        """All tensors in this precision inside, parameters moved in their last places by the `nudged`-th draw unless that is 0;
-        yields what makes a batch fit."""
+        """All tensors in this precision inside; parameters moved in their last places by a draw, if any. Yields what fits a batch."""
         kept = self.parameters, self.fixed, self.dtype
         parameters, self.fixed = (
             {name: as_precision(tensor, dtype) for name, tensor in tensors.items()} for tensors in kept[:2]
