@@ -119,3 +119,16 @@ def test_curvature_that_rounding_hides_from_differences_of_gradients_is_in_the_e
     assert "central differences" in found.method
     assert abs(found.value - 1) <= found.error
     assert not found.converged
+
+
+def test_a_number_that_is_not_the_form_of_its_vector_has_the_distance_as_error():
+    """As a search finds it where a block is nothing but rounding; of small networks, where it costs nothing to ask."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    problem = Problem(model, "cross_entropy", (torch.randn(6, 4).double(), torch.arange(6) % 3))
+    products = HessianProducts(problem)
+    vector = torch.randn(products.flat.size, dtype=torch.float64)
+    form = float(vector @ products([vector])[0])
+    near, far = products.step_errors([products.flat.to_dict(vector)] * 2, [form, form + 0.5])
+    assert near < 1e-12
+    assert far == pytest.approx(0.5)

@@ -172,6 +172,12 @@ FOUND: dict[str, Subject] = {
         trained=8,
         options=_only("kappa_sum", dtype="float32"),
     ),
+    "a layer whose block is rounding, beside others that are not": Subject(
+        Network("attention", "relu", 1, 3, bias=False, seed=426),
+        samples=Samples("one hot", 9, scale=3, by_class=True, shape="pair", seed=549),
+        stretch=12.0,
+        options=_only("kappa_max", seed=3),
+    ),
     "a second derivative that is not symmetric": Subject(
         Network("attention", "tanh", 1, 4, bias=False, seed=221),
         samples=Samples("one hot", 2, scale=6, by_class=True, seed=241),

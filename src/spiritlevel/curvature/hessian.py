@@ -243,20 +243,31 @@ class HessianProducts:
         return self._ways.by_difference(self.problem.parameters, chunk, parts, stretch)
 
     def step_errors(self, vectors: Sequence[Mapping[str, Tensor]], values: Sequence[float]) -> list[float]:
-        """How far vᵀHv over all data depends on the step, where products are differences of gradients; else zeros. `values` has
-        what it was found to be.
+        """How far vᵀHv over all data is from what a search found it to be (`values`), and depends on the step where products are
+        differences of gradients. Zeros where nothing of it can be had at little cost.
 
         A step across a kink, or one that drowns in rounding, gives another number than a shorter one; and products that are not
         linear, as at a kink, do not add up to the number that a search makes of them. Gradients that are the same to their last
         digit differ by nothing at all, over every step: what rounding may hide counts too.
         """
         if self.method != "central differences":
-            return [0.0] * len(vectors)
+            return self._missed(vectors, values) if self.problem.small else [0.0] * len(vectors)
         forms = [(self._form(vector, 1.0), self._form(vector, SHORTER)) for vector in vectors]
         found = zip(forms, values, map(self._filled, vectors), strict=True)
         return [
             max(abs(a - b), abs(a - value)) + self._ways.hidden_by_rounding(parts) for (a, b), value, parts in found
         ]
+
+    def _missed(self, vectors: Sequence[Mapping[str, Tensor]], values: Sequence[float]) -> list[float]:
+        """How far vᵀHv is from the number that a search found: no more than rounding where H is symmetric, and as large as the number
+        where H is nothing but rounding, in a block of which the whole says little."""
+        totals = [0.0] * len(vectors)
+        with self.problem.undisturbed():
+            for chunk, weight in self.problem.chunks(self._chunk_size):
+                forms = self.forms(chunk, vectors)
+                totals = [total + weight * form for total, form in zip(totals, forms, strict=True)]
+        found = map(self.problem.ranks.total, totals)
+        return [abs(total - value) for total, value in zip(found, values, strict=True)]
 
     def _form(self, vector: Mapping[str, Tensor], stretch: float) -> float:
         parts, total = self._filled(vector), 0.0
