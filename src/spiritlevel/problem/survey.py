@@ -167,6 +167,7 @@ def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
     heavy, near = _Kept(problem), _Kept(problem)
     total, sizes, weighed, reaches = 0.0, list[Tensor | None](), list[Tensor](), list[dict[str, Tensor]]()
     gradient = {name: torch.zeros_like(value) for name, value in problem.parameters.items()} if with_gradient else {}
+    weights = {name: float(value.double().square().sum()) for name, value in problem.parameters.items()}
     with problem.undisturbed():
         for chunk, weight in problem.chunks():
             tracer = _Surveyor(problem, chunk)
@@ -176,7 +177,7 @@ def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
             loss, masses = _weighed(problem, outputs, chunk)
             total += weight * loss
             felt = _add_gradient(gradient, problem, tracer, outputs, chunk, weight)
-            curving = _curving(problem, felt, masses)
+            curving = _curving(weights, felt, masses)
             heavy.add(chunk, curving)
             near.add(
                 chunk, curving, problem.shards.joined(tracer.near, len(chunk)) if not problem.whole else tracer.near
@@ -227,13 +228,13 @@ def _lengths(tensor: Tensor, samples: int) -> Tensor:
     return found.double()
 
 
-def _curving(problem: Checked, felt: Mapping[str, Tensor], masses: Tensor) -> Tensor:
-    """Mass times reach of every sample, over all layers in units of their weights; the mass where no layer tells.
+def _curving(weights: Mapping[str, float], felt: Mapping[str, Tensor], masses: Tensor) -> Tensor:
+    """Mass times reach of every sample, over all layers in units of their weights (‖W‖²); the mass where no layer tells.
 
     Where all weights that are felt are zero, as in a last layer that was never trained, every layer counts by its largest reach.
     """
     reaches = {name: _over(part, masses) for name, part in felt.items()}
-    in_weights = [float(problem.parameters[name].double().square().sum()) * part for name, part in reaches.items()]
+    in_weights = [weights[name] * part for name, part in reaches.items()]
     by_layer = [part / part.max() for part in reaches.values() if 0 < float(part.max()) < math.inf]
     for parts in (in_weights, by_layer):
         found = masses * torch.stack(parts).sum(0) if parts else masses
@@ -333,9 +334,9 @@ class _Surveyor(Tracer):
         if not values.dim() or len(values) != self._samples or not values.numel():
             return
         sizes = values.abs()
-        near = sizes <= self._close * sizes.mean()
-        if bool(near.any()):
-            near &= sizes > 0  # zero is zero in every precision
+        close = self._close * sizes.mean()
+        if bool(sizes.amin() <= close):  # in most chunks no activation is
+            near = (sizes <= close) & (sizes > 0)  # zero is zero in every precision
             self.near |= near.flatten(1).any(1) if near.dim() > 1 else near
 
 
