@@ -15,7 +15,6 @@ from torch import Tensor
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.statistics import (
     COLUMNS,
-    DIAGONAL,
     FISHER,
     MOST_COLUMNS,
     STATISTICS,
@@ -26,10 +25,11 @@ from spiritlevel.curvature.statistics import (
     chunk_size,
     frozen,
     sweep,
+    swept_kinds,
     targets_of,
 )
 from spiritlevel.problem.batches import Batch
-from spiritlevel.problem.factors import OrderedFactor
+from spiritlevel.problem.factors import OrderedFactor, OutputFactor
 from spiritlevel.problem.losses import output_factor
 from spiritlevel.problem.problem import Problem
 from spiritlevel.problem.survey import threshold
@@ -37,12 +37,14 @@ from spiritlevel.problem.survey import threshold
 # Something is left where the tolerance is at least the first, and where the columns that are swept are at most the second of
 # all. Small networks are swept whole.
 LEAST_LEFT, WORTH_LEAVING = 1e-6, 0.75
-# Samples are swept in sets that need as many columns, of this size at least: fewer are slower.
+# Samples are swept in sets that need as many columns, of this size at least, or of one chunk: fewer are slower.
 FEWEST_ALIKE = 256
 # About so many samples are drawn to stand for all that is left, or an eighth of all.
 STAND_IN = 512
 # Nothing is left to chance where chance may change a layer's trace by so many times the tolerance.
 TOO_MUCH = 4.0
+# What the columns hold that are left out where rounding is looked at.
+LEFT_OF_BATCH = 1e-3
 # Nor of fewer samples than these: an eighth of them says too little of the others, and there is little to save.
 FEWEST_TO_LEAVE = 200
 
@@ -95,7 +97,7 @@ def _swept_partly(
 ) -> Sweep:
     """The sweep with so many columns of every sample; of some samples, chosen by chance, all that is left in one column."""
     together, rest = Sums(), Sums()
-    curvature = wanted - {FISHER} - ({TRACE} if DIAGONAL in wanted else set())
+    curvature = swept_kinds(wanted)
     sizes = problem.survey.sizes
     assert sizes is not None
     drawn = _Drawn(sizes, needed, generator)
@@ -120,6 +122,34 @@ def _swept_partly(
             together.add(kind, name, array)
     left = {kind: {} if kind == FISHER else drawn.uncertain(together, rest, kind) for kind in STATISTICS}
     return Sweep(frozen([together]), problem.survey.loss, sizes.shape[1], False, float(swept.double().mean()), left)
+
+
+def sweep_batch(
+    problem: Problem, anatomy: Anatomy, wanted: frozenset[str], batch: Batch
+) -> dict[str, dict[str, Tensor]]:
+    """The sweep of one batch's mean, to be held against the same in another precision: statistic → parameter → array.
+
+    Of large networks only with the columns that hold nearly all of it: rounding of the others is as much smaller as they are.
+    """
+    sums = Sums()
+    tapped = TappedChunk(problem, anatomy, batch, inputs=COLUMNS in wanted)
+    curvature = swept_kinds(wanted)
+    if curvature:
+        factor = output_factor(problem.loss_function, tapped.outputs, targets_of(batch))
+        most = None if problem.small else _columns_that_matter(factor)
+        tapped.accumulate(itertools.islice(factor.columns(), most), 1.0, curvature, sums)
+    if FISHER in wanted:
+        tapped.add_fisher(1.0, sums)
+    return {kind: getattr(sums, kind) for kind in STATISTICS}
+
+
+def _columns_that_matter(factor: OutputFactor) -> int | None:
+    """How many of the first columns hold all but `LEFT_OF_BATCH`, taken of every sample alike; None where that is not known."""
+    sizes = factor.sizes() if isinstance(factor, OrderedFactor) else None
+    if sizes is None:
+        return None
+    held = sizes.sum(0, dtype=torch.float64).cumsum(0)
+    return 1 + int((held < (1 - LEFT_OF_BATCH) * held[-1]).sum())
 
 
 def trace_left(problem: Problem, anatomy: Anatomy, needed: Tensor, generator: torch.Generator) -> dict[str, float]:
@@ -206,7 +236,7 @@ def parts(
     """
     for take, start, count in _stretches(problem, size):
         inside = needed[start : start + count]
-        for alike in _alike(inside, 0 if every else 1):
+        for alike in _alike(inside, 0 if every else 1, size):
             for rows in torch.split(alike, size):
                 yield take(rows), start + rows, int(inside[alike].max())
         for rows in torch.split(drawn[(drawn >= start) & (drawn < start + count)], size):
@@ -225,15 +255,21 @@ def _stretches(problem: Problem, size: int) -> Iterator[tuple[Callable[[Tensor],
         start += len(chunk)
 
 
-def _alike(counts: Tensor, fewest: int) -> list[Tensor]:
-    """Samples that need about as many columns, and `fewest` at least, in sets of some size; within a set in the order of the data."""
+def _alike(counts: Tensor, least: int, size: int) -> list[Tensor]:
+    """Samples that need about as many columns, and `least` at least, in sets that are swept in chunks of `size`.
+
+    What would be a small chunk of its own waits for the samples that need more columns.
+    """
+    fewest = min(FEWEST_ALIKE, size)
     found: list[Tensor] = []
     waiting = torch.zeros(0, dtype=torch.long)
-    for count in sorted(set(counts[counts >= fewest].tolist())):
+    for count in sorted(set(counts[counts >= least].tolist())):
         waiting = torch.cat([waiting, (counts == count).nonzero().squeeze(1)])
-        if len(waiting) >= FEWEST_ALIKE:
-            found.append(waiting)
-            waiting = waiting[:0]
-    if len(waiting) and found and len(waiting) < FEWEST_ALIKE // 4:
+        if len(waiting) >= fewest:
+            over = len(waiting) % size if len(waiting) > size else 0
+            ready = len(waiting) - (over if over < fewest // 2 else 0)
+            found.append(waiting[:ready])
+            waiting = waiting[ready:]
+    if len(waiting) and found and len(waiting) < fewest // 4:
         waiting = torch.cat([found.pop(), waiting])
     return [*found, waiting] if len(waiting) else found

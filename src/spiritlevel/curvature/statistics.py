@@ -121,14 +121,6 @@ def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator:
     return Sweep(frozen(groups), problem.ranks.total(loss), num_columns, sampled, 0.0 if sampled else num_columns)
 
 
-def sweep_batch(
-    problem: Problem, anatomy: Anatomy, wanted: frozenset[str], batch: Batch
-) -> dict[str, dict[str, Tensor]]:
-    """The same for the mean over one batch whose columns are all swept: statistic → parameter → array."""
-    groups, *_ = _swept(problem, anatomy, wanted, torch.Generator(), [(batch, 1.0)])
-    return {kind: getattr(groups[0], kind) for kind in STATISTICS}
-
-
 def _swept(
     problem: Problem,
     anatomy: Anatomy,
@@ -139,7 +131,7 @@ def _swept(
     """Sums over chunks in groups of draws, one group where all columns are swept; the loss, columns and whether drawn."""
     groups: list[Sums] = []
     loss, num_columns, sampled = 0.0, 0, False
-    curvature = wanted - {FISHER} - ({TRACE} if DIAGONAL in wanted else set())  # the diagonal has the trace in it
+    curvature = swept_kinds(wanted)
     for chunk, weight in chunks:
         tapped = TappedChunk(problem, anatomy, chunk, inputs=COLUMNS in wanted)
         loss += weight * tapped.loss
@@ -155,6 +147,11 @@ def _swept(
         if FISHER in wanted:
             tapped.add_fisher(weight, groups[0])  # exact, so that one group is enough
     return groups, loss, num_columns, sampled
+
+
+def swept_kinds(wanted: frozenset[str]) -> frozenset[str]:
+    """The statistics that columns of ∇²ℓ are pulled back for; the diagonal has the trace in it."""
+    return wanted - {FISHER} - ({TRACE} if DIAGONAL in wanted else set())
 
 
 def samples_columns(problem: Problem, anatomy: Anatomy, columns: int) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.blocks import GaussNewtonBlocks
-from spiritlevel.curvature.columns import sweep_within
+from spiritlevel.curvature.columns import sweep_batch, sweep_within
 from spiritlevel.curvature.estimate import Estimates, merged, probe
 from spiritlevel.curvature.examine import examine
 from spiritlevel.curvature.fisher import fisher_by_sample, fisher_of_batch
@@ -33,7 +33,6 @@ from spiritlevel.curvature.statistics import (
     STATISTICS,
     TRACE,
     Sweep,
-    sweep_batch,
 )
 from spiritlevel.curvature.ways import remainder_objective
 from spiritlevel.curvature.whitening import layer_metrics
