@@ -20,7 +20,6 @@ from spiritlevel.curvature.statistics import (
     MOST_COLUMNS,
     STATISTICS,
     TRACE,
-    Sums,
     Sweep,
     TappedChunk,
     chunk_size,
@@ -28,6 +27,7 @@ from spiritlevel.curvature.statistics import (
     sweep,
     targets_of,
 )
+from spiritlevel.curvature.sums import Sums
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.factors import OrderedFactor
 from spiritlevel.problem.losses import output_factor
