@@ -1,11 +1,11 @@
 """The memory a process takes where a model is in shards, beside that of one process with the whole model.
 
-python benchmarks/sharded_memory.py mlp | gpt [--million 50] [--blocks 12] [--samples 8] [--probes 8]
-    [--tolerance 0.1] [--measures A,B] [--no-product] [--out FILE.json]
+python benchmarks/sharded_memory.py mlp | gpt [--million 50] [--blocks 12] [--outputs 10] [--samples 8] [--probes 8]
+    [--tolerance 0.1] [--measures A,B] [--whole] [--no-product] [--out FILE.json]
 torchrun --nproc-per-node 2 benchmarks/sharded_memory.py mlp …
 
 Random weights and a handful of samples. No process ever holds the whole model: it is built without memory, divided by
-`fully_shard`, and every weight is drawn for itself. The first process prints the peak of every process, what a product costs and
+`fully_shard`, and every weight is drawn for itself. With `--whole` every process has all of it, and data alone are divided. The first process prints the peak of every process, what a product costs and
 how many bytes it moves, and the values with their errors.
 """
 
@@ -72,10 +72,10 @@ class Transformer(nn.Module):
         return logits
 
 
-def mlp(million: float) -> nn.Module:
+def mlp(million: float, outputs: int) -> nn.Module:
     """Ten hidden layers."""
     width = round(math.sqrt(million * 1e6 / 10))
-    sizes = [784, *[width] * 10, 10]
+    sizes = [784, *[width] * 10, outputs]
     layers = [part for pair in itertools.pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
@@ -86,11 +86,11 @@ def gpt(million: float, blocks: int) -> nn.Module:
     return Transformer(width, blocks, max(100, round(million * 0.125e6 / width)), 16)
 
 
-def built(kind: str, million: float, blocks: int, size: int) -> nn.Module:
-    """The model with its weights, divided among the processes where there are several."""
+def built(kind: str, million: float, blocks: int, outputs: int, *, divided: bool) -> nn.Module:
+    """The model with its weights, divided among the processes or whole."""
     with torch.device("meta"):
-        model = mlp(million) if kind == "mlp" else gpt(million, blocks)
-    if size > 1:
+        model = mlp(million, outputs) if kind == "mlp" else gpt(million, blocks)
+    if divided:
         for part in list(model.blocks) if isinstance(model, Transformer) else list(model.children()):
             if next(part.parameters(), None) is not None:
                 fully_shard(part)
@@ -121,7 +121,10 @@ def _fill(parameter: Any, index: int) -> None:
 def data_of(kind: str, model: nn.Module, samples: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     if kind == "mlp":
-        return torch.randn(samples, 784, generator=generator), torch.randint(0, 10, (samples,), generator=generator)
+        outputs = list(model.parameters())[-1].shape[0]
+        return torch.randn(samples, 784, generator=generator), torch.randint(
+            0, outputs, (samples,), generator=generator
+        )
     assert isinstance(model, Transformer)
     tokens = model.embedding.num_embeddings
     return (
@@ -154,10 +157,12 @@ def main() -> None:
     parser.add_argument("model", choices=["mlp", "gpt"])
     parser.add_argument("--million", type=float, default=50.0)
     parser.add_argument("--blocks", type=int, default=12, help="of the transformer")
+    parser.add_argument("--outputs", type=int, default=10, help="of the MLP; of more than 200, columns are drawn")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--probes", type=int, default=8)
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--measures", default=MEASURES)
+    parser.add_argument("--whole", action="store_true", help="the whole model in every process")
     parser.add_argument("--no-product", action="store_true", help="end without timing a single product")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -165,7 +170,8 @@ def main() -> None:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1:
         dist.init_process_group("gloo")
-    model = built(asked.model, asked.million, asked.blocks, size)
+    divided = size > 1 and not asked.whole
+    model = built(asked.model, asked.million, asked.blocks, asked.outputs, divided=divided)
     data = data_of(asked.model, model, asked.samples)
     started, before = time.perf_counter(), peak_gigabytes()
     names = asked.measures.split(",")

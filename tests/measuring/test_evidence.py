@@ -10,9 +10,10 @@ import dense_oracle
 import spiritlevel as sl
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.estimate import Estimates, Probed
-from spiritlevel.curvature.statistics import DIAGONAL, Sweep
+from spiritlevel.curvature.statistics import COLUMNS, DIAGONAL, FISHER, ROWS, Sweep
 from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.needs import Needs
+from spiritlevel.measuring.registry import get_measure
 from spiritlevel.measuring.statistics import Sources, combined, sources_of
 
 
@@ -53,6 +54,25 @@ def test_without_double_backward_the_gauss_newton_part_counts_once():
     assert value.method == "random probes of the Hessian"
     assert 0 < value.error < 0.05 * wanted
     assert abs(value.value - wanted) < 3 * value.error
+
+
+def test_exact_arrays_are_the_sweeps_own_and_stay_as_they_are():
+    model, x, y = cases.by_name("mlp").make()
+    needs = Needs(statistics=frozenset([DIAGONAL, FISHER, ROWS, COLUMNS]))
+    problem = sl.Problem(model, "cross_entropy", (x, y))
+    evidence = Evidence(problem, needs, tolerance=1e-3, seed=0, most_probes=8)
+    swept = {
+        kind: {name: draws[0] for name, draws in evidence.swept.found[kind].items()} for kind in (DIAGONAL, FISHER)
+    }
+    before = {kind: {name: array.clone() for name, array in arrays.items()} for kind, arrays in swept.items()}
+    for kind, arrays in swept.items():
+        assert all(
+            getattr(evidence.statistics, kind)[name] is array for name, array in arrays.items()
+        )  # no copy of the model
+    for measure in ("normalized_sharpness", "fisher_rao_norm", "rho_sum"):
+        get_measure(measure).compute(get_measure(measure), evidence)
+    for kind, arrays in swept.items():
+        assert all(torch.equal(array, before[kind][name]) for name, array in arrays.items())
 
 
 def test_sources_are_decided_from_the_anatomy_and_the_products():

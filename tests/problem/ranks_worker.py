@@ -8,15 +8,20 @@ import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import spiritlevel as sl
+from spiritlevel.curvature import statistics
+from spiritlevel.curvature.sums import BY_ENTRY, Sums
 from spiritlevel.measuring import evidence
 from spiritlevel.measuring.statistics import Whole
-from spiritlevel.problem import sharded
+from spiritlevel.problem import problem, running, sharded
+from spiritlevel.problem.ranks import Group
 from spiritlevel.problem.shards import Shards
 
 NAMES = [
@@ -71,8 +76,10 @@ def same() -> dict[str, float]:
 
 
 def divided() -> dict[str, object]:
-    """The same where matrices count as large, and what each process keeps of their statistics."""
+    """The same where matrices count as large and data come in many chunks, and what each process keeps of their statistics,
+    while a sweep runs and after it."""
     kept: dict[str, int] = {}
+    added: dict[str, int] = {}
 
     class Seen(Whole):
         def __init__(self, parts: Mapping[str, torch.Tensor], shards: Shards) -> None:
@@ -80,11 +87,44 @@ def divided() -> dict[str, object]:
             if isinstance(parts, dict):  # not the weights, which every process has
                 kept.update({name: part.numel() for name, part in parts.items()})
 
-    before, sharded.LARGE, evidence.Whole = sharded.LARGE, 10, Seen  # type: ignore[misc]
-    try:
-        return {**same(), "kept": kept}
-    finally:
-        sharded.LARGE, evidence.Whole = before, Whole  # type: ignore[misc]
+    class Watched(Sums):
+        def add(self, kind: str, name: str, array: torch.Tensor) -> None:
+            super().add(kind, name, array)
+            stored = getattr(self, kind)
+            if kind in BY_ENTRY and name in stored:
+                added[name] = max(added.get(name, 0), stored[name].numel())
+
+    with (
+        mock.patch.object(sharded, "LARGE", 10),
+        mock.patch.object(running, "WORTH_DIVIDING", 0),
+        mock.patch.object(running, "MESSAGE_BYTES", 64),  # a matrix goes in several pieces
+        mock.patch.object(problem, "LARGEST_CHUNK", 20),  # of 41 samples one process has one chunk, the other two
+        mock.patch.object(evidence, "Whole", Seen),
+        mock.patch.object(statistics, "Sums", Watched),
+    ):
+        return {**same(), "kept": kept, "added": added}
+
+
+def given() -> dict[str, object]:
+    """Sums of which one process has more to give than the other, and to another parameter first."""
+    like = {"a": torch.zeros(7, 5), "b": torch.zeros(11), "c": torch.zeros(3)}
+    few = SimpleNamespace(parameters=like, ranks=Group())
+    with mock.patch.multiple(running, WORTH_DIVIDING=0, MESSAGE_BYTES=16), mock.patch.object(sharded, "LARGE", 10):
+        sums = running.RunningSums(few)
+        giving = (("a", "b", "a") if dist.get_rank() == 0 else ("b",)) if dist.get_rank() < 2 else ()
+        for turn, name in enumerate(giving):
+            array = torch.arange(like[name].numel(), dtype=torch.float32).view(like[name].shape) + 1
+            sums.give("key", name, array * (1e-9 if turn == 2 else 1.0))
+        sums.finish()
+        parts = sums.joined("key", {"c": torch.ones(3)})
+    return {"divides": [sums.divides(name) for name in like], **{name: part.tolist() for name, part in parts.items()}}
+
+
+def one_by_one() -> dict[str, float]:
+    """A loader with one sample at a time, fewer than there are processes."""
+    model, (x, y) = subject()
+    batches = [(x[i : i + 1], y[i : i + 1]) for i in range(5)]
+    return numbers(sl.measure(model, batches, measures=["rho_sum", "hessian_spectral_norm", "fisher_rao_norm"]))
 
 
 def failing() -> dict[str, str]:

@@ -88,6 +88,16 @@ def test_all_frozen_or_nothing_at_all():
         sl.measure(network, (X, Y))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch will leave this kind of quantization to another library
+def test_a_quantized_model_is_named():
+    quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 1)), {nn.Linear})
+    with refused(
+        "the model is quantized (torch.ao.nn.quantized.dynamic.modules.linear.Linear), so it has no parameters to measure: "
+        "measure it as it was before that"
+    ):
+        sl.measure(quantized, (torch.eye(2), torch.zeros(2, 1)), "mse")
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_parameters_and_buffers_that_are_not_finite(bad):
     model = network(nn.BatchNorm1d(6)).double()

@@ -16,7 +16,7 @@ from spiritlevel.subjects.checkpoint import save_checkpoint
 from spiritlevel.subjects.networks import build_model
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks_worker import same
+from ranks_worker import one_by_one, same
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
 
@@ -39,7 +39,9 @@ def run(scenes: list[str], place: Path) -> tuple[dict[str, list[dict]], list[int
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory) -> tuple[dict[str, list[dict]], list[int]]:
     """Scene → what each process saw, and the exit codes; one pair of processes for all scenes, of which one dies in the last."""
-    return run(["same", "divided", "differing", "failing", "dying"], tmp_path_factory.mktemp("ranks"))
+    return run(
+        ["same", "divided", "given", "one_by_one", "differing", "failing", "dying"], tmp_path_factory.mktemp("ranks")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +61,31 @@ def test_two_processes_give_the_numbers_of_one(seen) -> None:
 @pytest.mark.slow
 def test_statistics_of_large_parameters_are_divided_and_read_whole(seen) -> None:
     first, second = ({**each} for each in seen["divided"])
-    sizes, others = first.pop("kept"), second.pop("kept")
+    sizes, others = ([each.pop("kept"), each.pop("added")] for each in (first, second))
     assert first == second == pytest.approx(seen["same"][0], rel=1e-10, abs=1e-14)
-    assert (sizes["0.weight"], sizes["0.bias"]) == (others["0.weight"], others["0.bias"]) == (12, 4)  # of 24, and of 4
+    for after, during in (sizes, others):
+        assert (after["0.weight"], after["0.bias"]) == (12, 4)  # of 24, and of 4
+        assert (during["0.weight"], during["2.weight"]) == (15, 10)  # of 30 and 20 entries of the other network
+
+
+@pytest.mark.slow
+def test_running_sums_take_what_each_process_has_to_give(seen) -> None:
+    parts = seen["given"]
+    assert [each["divides"] for each in parts] == [[True, True, False]] * 2
+    a = [float(part) for each in parts for part in each["a"]]
+    b = [float(part) for each in parts for part in each["b"]]
+    assert [len(each["a"]) for each in parts] == [18, 17]
+    assert a == pytest.approx(
+        [n * (1 + 1e-9) for n in range(1, 36)], rel=1e-12
+    )  # in double precision, not that of the arrays
+    assert b == [2.0 * n for n in range(1, 12)]
+    assert [each["c"] for each in parts] == [[1.0] * 3] * 2
+
+
+@pytest.mark.slow
+def test_batches_may_be_smaller_than_there_are_processes(seen) -> None:
+    first, second = seen["one_by_one"]
+    assert first == second == pytest.approx(one_by_one(), rel=1e-6)
 
 
 @pytest.mark.slow

@@ -149,7 +149,9 @@ def cluster():
         process.stdin.flush()
         assert process.stdout.readline().strip() == command
 
-    yield types.SimpleNamespace(address=process.stdout.readline().strip(), tell=tell)
+    address = process.stdout.readline().strip()
+    assert address, "the nodes of Ray did not start, which is tried five times"
+    yield types.SimpleNamespace(address=address, tell=tell)
     process.communicate()
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -19,7 +19,6 @@ from spiritlevel.curvature.statistics import (
     MOST_COLUMNS,
     STATISTICS,
     TRACE,
-    Sums,
     Sweep,
     TappedChunk,
     chunk_size,
@@ -28,10 +27,12 @@ from spiritlevel.curvature.statistics import (
     swept_kinds,
     targets_of,
 )
+from spiritlevel.curvature.sums import Sums, own_parts
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.factors import OrderedFactor, OutputFactor
 from spiritlevel.problem.losses import output_factor
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.sharded import division_of
 from spiritlevel.problem.survey import threshold
 
 # Something is left where the tolerance is at least the first, and where the columns that are swept are at most the second of
@@ -130,8 +131,9 @@ def sweep_batch(
     """The sweep of one batch's mean, to be held against the same in another precision: statistic → parameter → array.
 
     Of large networks only with the columns that hold nearly all of it: rounding of the others is as much smaller as they are.
+    Every process sweeps the same batch, and keeps its part of the arrays that are divided.
     """
-    sums = Sums()
+    sums = Sums(own_parts(division_of(problem)))
     tapped = TappedChunk(problem, anatomy, batch, inputs=COLUMNS in wanted)
     curvature = swept_kinds(wanted)
     if curvature:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from spiritlevel.curvature.anatomy import Anatomy, joined
 from spiritlevel.curvature.rounding import GROUPS
-from spiritlevel.curvature.statistics import DIAGONAL, Sums, TappedChunk
+from spiritlevel.curvature.statistics import DIAGONAL, TappedChunk
+from spiritlevel.curvature.sums import Sums
 from spiritlevel.curvature.taps import sample_axes
 from spiritlevel.network.tracing import trace
 from spiritlevel.problem.batches import Batch, join

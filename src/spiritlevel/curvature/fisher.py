@@ -7,18 +7,27 @@ from torch import Tensor
 
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.running import RunningSums
 from spiritlevel.problem.sharded import sum_over_data
 
 
 def fisher_by_sample(problem: Problem, names: list[str]) -> dict[str, Tensor]:
     """(1/N) Σ_n (∂ℓ_n/∂θ)² of these parameters, a gradient a sample; of several processes each has its part."""
-    sums = {name: torch.zeros_like(problem.parameters[name], dtype=torch.float64) for name in names}
+    running = RunningSums(problem)
+    like = {name: problem.parameters[name] for name in names}
+    sums = {name: torch.zeros_like(like[name], dtype=torch.float64) for name in names if not running.divides(name)}
     with problem.undisturbed():
         for chunk, weight in problem.chunks():
-            for name, part in fisher_of_batch(problem, names, chunk).items():
-                sums[name].add_(part, alpha=weight)
+            found = fisher_of_batch(problem, names, chunk)
+            for name in names:
+                part = found.pop(name)
+                if running.divides(name):
+                    running.give(None, name, part.mul_(weight))
+                else:
+                    sums[name].add_(part, alpha=weight)
+    running.finish()
     problem.work.add(passes=1, gradients=1)
-    return sum_over_data(problem, sums)
+    return running.joined(None, sum_over_data(problem, sums))
 
 
 def fisher_of_batch(problem: Problem, names: list[str], batch: Batch) -> dict[str, Tensor]:

@@ -10,15 +10,10 @@ from torch import Tensor
 
 from spiritlevel.curvature import kernels
 from spiritlevel.curvature.metrics import LayerMetric, Metrics
+from spiritlevel.curvature.sums import Total
 from spiritlevel.curvature.taps import LinearUse, SampleAxis
 
 Arrived = list[tuple[Tensor, Tensor | None] | None]
-
-
-class Total(Protocol):
-    """Where sums are added up."""
-
-    def add(self, kind: str, name: str, array: Tensor) -> None: ...
 
 
 class MetricSums(Protocol):

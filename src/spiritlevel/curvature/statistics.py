@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -20,16 +20,16 @@ from spiritlevel.curvature import kernels
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.metric_sums import metric_sums
 from spiritlevel.curvature.metrics import METRICS
+from spiritlevel.curvature.sums import BY_ENTRY, Renamed, Sums, Total, given
 from spiritlevel.curvature.taps import LinearUse, SampleAxis, Tap, VectorUse
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.losses import output_factor
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.running import RunningSums
 from spiritlevel.problem.sharded import sum_over_data
 
 TRACE, DIAGONAL, ROWS, COLUMNS, FISHER = "trace", "diagonal", "rows", "columns", "fisher"
 STATISTICS = (TRACE, DIAGONAL, ROWS, COLUMNS, FISHER, *METRICS)
-# Of these there is a number for every entry of a parameter, so that several processes may keep them in parts.
-BY_ENTRY = (DIAGONAL, FISHER)
 
 # More columns than this a sample are sampled instead of swept, in this many independent draws, unless all of them are cheap
 # anyway: so many multiplications take a core ten seconds in dense layers, a minute in narrow convolutions. Counted, not timed, so
@@ -46,31 +46,6 @@ SIDE_BY_SIDE = 16
 # What the δ of columns that wait may take: a chunk of the sweep is as small as that makes it. Twice as much where it would be
 # fewer samples than this, because fewer are slower; more are not faster.
 WAITING_BYTES, WAITING_SAMPLES = 32 << 20, 128
-
-
-@dataclass
-class Sums:
-    """What a sweep accumulates, in float64.
-
-    trace: parameter → one number, kept where it was asked for without the diagonal. diagonal, fisher: parameter →
-    tensor of its shape. rows, columns: weight → one entry a neuron. whitened and so on: weight → one number.
-    """
-
-    trace: dict[str, Tensor] = field(default_factory=dict)
-    diagonal: dict[str, Tensor] = field(default_factory=dict)
-    rows: dict[str, Tensor] = field(default_factory=dict)
-    columns: dict[str, Tensor] = field(default_factory=dict)
-    fisher: dict[str, Tensor] = field(default_factory=dict)
-    whitened: dict[str, Tensor] = field(default_factory=dict)
-    relative: dict[str, Tensor] = field(default_factory=dict)
-    normalized: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, kind: str, name: str, array: Tensor) -> None:
-        store: dict[str, Tensor] = getattr(self, kind)
-        if name in store:
-            store[name].add_(array)
-        else:
-            store[name] = array.to(torch.float64, copy=True)
 
 
 @dataclass(frozen=True)
@@ -109,13 +84,15 @@ def frozen(groups: list[Sums]) -> Mapping[str, Mapping[str, tuple[Tensor, ...]]]
 
 def sweep(problem: Problem, anatomy: Anatomy, wanted: frozenset[str], generator: torch.Generator) -> Sweep:
     """One pass over the data: every statistic in `wanted` of every parameter that the anatomy covers."""
-    chunks = problem.chunks(chunk_size(problem, anatomy))
-    groups, loss, num_columns, sampled = _swept(problem, anatomy, wanted, generator, chunks)
+    running = RunningSums(problem)
+    groups, loss, num_columns, sampled = _swept(problem, anatomy, wanted, generator, running)
+    running.finish()
     problem.work.add(passes=1)
-    for sums in groups:
+    for group, sums in enumerate(groups):
         for kind in STATISTICS:
             if kind in BY_ENTRY:
-                setattr(sums, kind, sum_over_data(problem, getattr(sums, kind)))
+                found = sum_over_data(problem, getattr(sums, kind))
+                setattr(sums, kind, running.joined((group, kind), found))
             else:
                 problem.ranks.sum_named(getattr(sums, kind))
     return Sweep(frozen(groups), problem.ranks.total(loss), num_columns, sampled, 0.0 if sampled else num_columns)
@@ -126,24 +103,24 @@ def _swept(
     anatomy: Anatomy,
     wanted: frozenset[str],
     generator: torch.Generator,
-    chunks: Iterable[tuple[Batch, float]],
+    running: RunningSums,
 ) -> tuple[list[Sums], float, int, bool]:
     """Sums over chunks in groups of draws, one group where all columns are swept; the loss, columns and whether drawn."""
     groups: list[Sums] = []
     loss, num_columns, sampled = 0.0, 0, False
     curvature = swept_kinds(wanted)
-    for chunk, weight in chunks:
+    for chunk, weight in problem.chunks(chunk_size(problem, anatomy)):
         tapped = TappedChunk(problem, anatomy, chunk, inputs=COLUMNS in wanted)
         loss += weight * tapped.loss
         if curvature:
             factor = output_factor(problem.loss_function, tapped.outputs, targets_of(chunk))
             num_columns, sampled = factor.num_columns, samples_columns(problem, anatomy, factor.num_columns)
-            groups = groups or [Sums() for _ in range(GROUPS if sampled else 1)]
+            groups = groups or [Sums(given(running, group)) for group in range(GROUPS if sampled else 1)]
             rounds = DRAWS // GROUPS if sampled else 1
             for sums in groups * rounds:
                 columns = factor.sample(generator) if sampled else factor.columns()
                 tapped.accumulate(columns, weight / rounds, curvature, sums)
-        groups = groups or [Sums()]
+        groups = groups or [Sums(given(running, 0))]
         if FISHER in wanted:
             tapped.add_fisher(weight, groups[0])  # exact, so that one group is enough
     return groups, loss, num_columns, sampled
@@ -216,12 +193,10 @@ class TappedChunk:
 
     def add_fisher(self, weight: float, sums: Sums) -> None:
         """Add the chunk's share of the diagonal of the empirical Fisher matrix."""
-        fisher = Sums()
+        fisher = Renamed(sums, DIAGONAL, FISHER)
         self.accumulate([(self.loss_gradient(), None)], weight, frozenset([DIAGONAL]), fisher)
-        for name, array in fisher.diagonal.items():
-            sums.add(FISHER, name, array)
 
-    def accumulate(self, columns: Iterable[Column], weight: float, wanted: frozenset[str], sums: Sums) -> None:
+    def accumulate(self, columns: Iterable[Column], weight: float, wanted: frozenset[str], sums: Total) -> None:
         """Pull every column back and add its share: `weight` is the chunk's in the mean over all data."""
         plain = self._linear if wanted - frozenset(METRICS) else {}
         layers = {name: _sums_for(uses, wanted, self._lone) for name, uses in plain.items()}
@@ -268,7 +243,7 @@ def _vector_gradient(use: LinearUse | VectorUse, delta: Tensor) -> Tensor:
     return use.reduce(delta if use.factor is None else delta * use.factor)
 
 
-def _add_diagonal(sums: Sums, wanted: frozenset[str], name: str, array: Tensor) -> None:
+def _add_diagonal(sums: Total, wanted: frozenset[str], name: str, array: Tensor) -> None:
     """A diagonal that is at hand, or the trace where only that was asked for."""
     if DIAGONAL in wanted:
         sums.add(DIAGONAL, name, array)
@@ -302,7 +277,7 @@ class DenseSums:
     def gather(self) -> None:
         """Nothing waits."""
 
-    def finish(self, name: str, sums: Sums) -> None:
+    def finish(self, name: str, sums: Total) -> None:
         if self._squares is None:
             return
         phi = self._use.phi.square() if self._wanted & {DIAGONAL, COLUMNS} else None
@@ -344,7 +319,7 @@ class LookupSums:
         if ROWS in self._wanted:
             self._rows += share @ _total([kernels.row_sums(use, delta, use.product()) for use, delta in pairs]).square()
 
-    def finish(self, name: str, sums: Sums) -> None:
+    def finish(self, name: str, sums: Total) -> None:
         _add_diagonal(sums, self._wanted, name, self._squares)
         for kind, array in ((ROWS, self._rows), (COLUMNS, self._columns)):
             if kind in self._wanted:
@@ -414,9 +389,9 @@ class LayerSums:
         if DIAGONAL in self._from_gradient:
             _add(self._found, DIAGONAL, first.stored(first.sum_of_squares(found, shares)))
 
-    def finish(self, name: str, sums: Sums) -> None:
-        for kind, array in self._found.items():
-            sums.add(kind, name, array)
+    def finish(self, name: str, sums: Total) -> None:
+        for kind in list(self._found):  # let go of one by one: each may be as large as the layer
+            sums.add(kind, name, self._found.pop(kind))
 
 
 def _sums_for(uses: list[LinearUse], wanted: frozenset[str], lone: set[str]) -> DenseSums | LookupSums | LayerSums:

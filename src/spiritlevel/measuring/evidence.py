@@ -25,7 +25,6 @@ from spiritlevel.curvature.metrics import METRICS, Metrics
 from spiritlevel.curvature.operators import scaling
 from spiritlevel.curvature.rounding import array_shifts, rounding_errors, widened
 from spiritlevel.curvature.statistics import (
-    BY_ENTRY,
     DIAGONAL,
     FISHER,
     GROUPS,
@@ -34,6 +33,7 @@ from spiritlevel.curvature.statistics import (
     TRACE,
     Sweep,
 )
+from spiritlevel.curvature.sums import BY_ENTRY
 from spiritlevel.curvature.ways import remainder_objective
 from spiritlevel.curvature.whitening import layer_metrics
 from spiritlevel.measuring.needs import Needs, Operator
@@ -239,10 +239,9 @@ class Evidence:
             arrays: dict[str, dict[str, Tensor]] = {kind: {} for kind in STATISTICS}
             if swept:
                 arrays |= sweep_batch(self.problem, self._in_metrics, self._kinds, batch)
-            if slow:
-                arrays[FISHER] = arrays[FISHER] | fisher_of_batch(self.problem, slow, batch)
-            for kind in BY_ENTRY:  # what is compared and kept of it is this process's part
-                arrays[kind] = {name: division.part(name, array) for name, array in arrays[kind].items()}
+            if slow:  # what is compared and kept of it is this process's part, as of what is swept
+                found = fisher_of_batch(self.problem, slow, batch)
+                arrays[FISHER] |= {name: division.part(name, found.pop(name)) for name in slow}
             return arrays
 
         seen = array_shifts(self.problem, compute)

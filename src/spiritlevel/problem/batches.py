@@ -236,12 +236,19 @@ class Data:
             yield waiting
 
     def _parts(self, index: int, count: int) -> Iterator[Batch]:
+        """The samples of every batch that belong to one of several processes. Those that cannot be divided evenly go to one
+        process after the other, over batches too, so that all have as many: batches may be smaller than there are processes."""
+        handed = 0
         for batch in self:
-            start, end = (len(batch) * i // count for i in (index, index + 1))
+            each, left = divmod(len(batch), count)
+            more = {(-1 - handed - place) % count for place in range(left)}
+            handed += left
+            start = index * each + sum(other < index for other in more)
+            size = each + (index in more)
             if count == 1:
                 yield batch
-            elif start < end:
-                yield batch[start:end]
+            elif size:
+                yield batch[start : start + size]
 
 
 def _as_pair(source: Any) -> Batch | None:

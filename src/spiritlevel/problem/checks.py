@@ -316,6 +316,12 @@ def _check_whole_loss(problem: Checked, batch: Batch) -> None:
 
 def check_arguments(model: nn.Module, patterns: Sequence[str] | None, dtype: torch.dtype | None) -> None:
     if next(model.parameters(), None) is None:
+        quantized = next((part for part in model.modules() if "quantized" in type(part).__module__.split(".")), None)
+        if quantized is not None:
+            raise SpiritLevelError(
+                f"the model is quantized ({type(quantized).__module__}.{type(quantized).__name__}), so it has no parameters to "
+                "measure: measure it as it was before that"
+            )
         raise SpiritLevelError("the model has no parameters, so there is nothing to measure")
     if any(not isinstance(pattern, str) for pattern in patterns or ()):
         raise SpiritLevelError(f"parameters must be names or patterns of parameters, got {patterns!r}")

@@ -74,46 +74,44 @@ Objective = Callable[[Mapping[str, Tensor]], Tensor]
 
 @dataclass
 class _Trial:
-    """A random point near the parameters, the gradient there, and a direction in every parameter tensor."""
+    """A random point near the parameters, and a direction in every parameter tensor, times a factor.
+
+    Of the gradient there only what is asked of it is kept, its slope along every direction and where it is not zero: every
+    copy of a large model counts.
+    """
 
     problem: Checked
     objective: Objective
     precision: _Precision
     point: dict[str, Tensor]
-    gradient: dict[str, Tensor]
     directions: dict[str, Tensor]
+    slopes: dict[str, float]  # of this process's parts
+    connected: frozenset[str]  # the parameters with a gradient
+    factors: dict[str, float]
     conclusive: bool = False  # whether a difference of losses was more than rounding
 
     def loss(self, names: Sequence[str], step: float) -> float:
-        moved = {name: self.point[name] + step * self.directions[name] for name in names}
+        moved = {name: self.point[name].add(self.directions[name], alpha=step * self.factors[name]) for name in names}
         with torch.no_grad():
             return float(self.objective({**self.point, **moved}))
 
     def turned(self, generator: torch.Generator) -> _Trial:
         """The same with every direction longer or shorter, forwards or backwards: what cancels in one sum does not in another."""
-        factors = torch.rand(len(self.directions), 2, generator=generator).tolist()
-        drawn = {
-            name: direction * ((0.5 + length) * (1 if side < 0.5 else -1))
-            for (name, direction), (length, side) in zip(self.directions.items(), factors, strict=True)
+        drawn = torch.rand(len(self.directions), 2, generator=generator).tolist()
+        factors = {
+            name: (0.5 + length) * (1 if side < 0.5 else -1)
+            for name, (length, side) in zip(self.directions, drawn, strict=True)
         }
-        return replace(self, directions=drawn, conclusive=False)
-
-    def with_gradient(self) -> list[str]:
-        """The parameters with a gradient."""
-        return [name for name, part in self.gradient.items() if self.problem.shards.any(bool(part.any()))]
-
-    def _connected(self, names: Sequence[str]) -> bool:
-        known = self.with_gradient()
-        return any(name in known for name in names)
+        return replace(self, factors=factors, conclusive=False)
 
     def slope(self, names: Sequence[str]) -> float:
-        return sum(self._share(name) for name in names)
+        return sum(map(self._share, names))
 
     def size(self, names: Sequence[str]) -> float:
         return math.hypot(*map(self._share, names))
 
     def _share(self, name: str) -> float:
-        return self.problem.shards.total(float((self.gradient[name] * self.directions[name]).sum()))
+        return self.problem.shards.total(self.factors[name] * self.slopes[name])  # each process draws its own factors
 
     def disagreement(self, names: Sequence[str], *, alone: bool = False) -> tuple[float, float] | None:
         """Autograd's slope and that of the loss along the sum of these directions, if they disagree for every step;
@@ -123,7 +121,7 @@ class _Trial:
         directions; with `alone`, along these.
         """
         slope, size, found = self.slope(names), self.size(names if alone else list(self.point)), None
-        tolerance = self.precision.tolerance * (1 if self._connected(names) else UNCONNECTED)
+        tolerance = self.precision.tolerance * (UNCONNECTED if self.connected.isdisjoint(names) else 1)
         others: list[float] = []
         for step, difference, noise in self._telling(names, size):
             if not abs(difference - slope) > tolerance * size + noise:  # NaN is refused elsewhere
@@ -191,12 +189,17 @@ def _trial(problem: Checked, objective: Objective, precision: _Precision, genera
         loss = objective(leaves)
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if loss.requires_grad else ()
     parts = dict(zip(leaves, found, strict=False))
-    gradient = {
-        name: torch.zeros_like(leaf) if parts.get(name) is None else parts[name].detach().to(precision.dtype)
-        for name, leaf in leaves.items()
-    }
-    directions = {name: _along(gradient[name], random(name)) for name in leaves}
-    return _Trial(problem, objective, precision, point, gradient, directions)
+    del loss, found  # the graph, and the gradients, which are let go of one by one
+    directions, slopes, connected = dict[str, Tensor](), dict[str, float](), set[str]()
+    for name, leaf in leaves.items():
+        part = parts.pop(name, None)
+        gradient = torch.zeros_like(leaf) if part is None else part.detach().to(precision.dtype)
+        directions[name] = _along(gradient, random(name))
+        slopes[name] = float((gradient * directions[name]).sum())
+        if problem.shards.any(bool(gradient.any())):
+            connected.add(name)
+    ones = dict.fromkeys(leaves, 1.0)
+    return _Trial(problem, objective, precision, point, directions, slopes, frozenset(connected), ones)
 
 
 def _along(gradient: Tensor, random: Tensor) -> Tensor:
@@ -255,8 +258,8 @@ def _checked(problem: Checked, objective: Objective, precision: _Precision) -> b
     trial = None
     for _ in range(TRIALS):
         trial = _trial(problem, objective, precision, generator)
-        connected = trial.with_gradient()
-        unconnected = [name for name in trial.gradient if name not in connected]
+        connected = [name for name in trial.point if name in trial.connected]
+        unconnected = [name for name in trial.point if name not in trial.connected]
         turns = [trial.turned(generator) for _ in range(2)]
         wrong = next(filter(None, (turn.disagreement(connected) for turn in turns)), None) if connected else None
         if wrong is None and problem.small:  # one by one: a layer may have little part in the slope of all
@@ -303,8 +306,7 @@ def _refuse_wrong(trial: _Trial, together: tuple[float, float]) -> None:
 
 def _alone(trial: _Trial, *, connected: bool) -> dict[str, tuple[float, float]]:
     """The first of at most a hundred parameters, with or without a gradient, that disagrees on its own."""
-    known = trial.with_gradient()
-    for name in [name for name in trial.gradient if (name in known) == connected][:100]:
+    for name in [name for name in trial.point if (name in trial.connected) == connected][:100]:
         found = trial.disagreement([name], alone=connected)
         if found is not None:
             return {repr(name): found}

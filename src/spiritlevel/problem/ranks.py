@@ -133,6 +133,15 @@ class Group(Ranks):
         with _explained():
             _collective("reduce_scatter_single", "reduce_scatter_tensor")(part, whole)
 
+    def exchange(self, found: Tensor, sent: Tensor, takes: Sequence[int], gives: Sequence[int]) -> None:
+        """Send each process its run of `sent`, and fill `found` with what each sends here, one run after the other.
+
+        takes, gives: How many entries come from, and go to, each process.
+        """
+        self._check()
+        with _explained():
+            dist.all_to_all_single(found, sent, list(takes), list(gives))
+
     def _check(self, failure: str = "") -> None:
         """Learn whether any process has failed; every exchange begins with this, so all are at the same one."""
         failed = torch.tensor([float(bool(failure))], device=self.device)

@@ -102,6 +102,15 @@ class Sharded(Shards):
         """Entries of this process's part."""
         return max(0, min(self._run(name), self._shapes[name].numel() - self.first(name)))
 
+    def runs(self, name: str, most: int) -> Iterator[list[slice]]:
+        """Where the parts of all processes lie among a parameter's entries, in pieces of at most `most` entries together (or
+        one a process): in every piece, a run of each process's part."""
+        run, count = self._run(name), self._shapes[name].numel()
+        width = max(1, most // self.size)
+        for start in range(0, run, width):
+            ends = start, min(start + width, run)
+            yield [slice(*(min(rank * run + end, count) for end in ends)) for rank in range(self.size)]
+
     def divides(self, name: str) -> bool:
         return name in self._shapes
 
