@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import spiritlevel as sl
-from spiritlevel.curvature import statistics
+from spiritlevel.curvature import columns, statistics
 from spiritlevel.curvature.sums import BY_ENTRY, Sums
 from spiritlevel.measuring import evidence
 from spiritlevel.measuring.statistics import Whole
@@ -101,6 +101,7 @@ def divided() -> dict[str, object]:
         mock.patch.object(problem, "LARGEST_CHUNK", 20),  # of 41 samples one process has one chunk, the other two
         mock.patch.object(evidence, "Whole", Seen),
         mock.patch.object(statistics, "Sums", Watched),
+        mock.patch.object(columns, "Sums", Watched),
     ):
         return {**same(), "kept": kept, "added": added}
 
