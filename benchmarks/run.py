@@ -92,7 +92,7 @@ CONTESTS = (
     ),
     Contest("vgg16", ("layer_traces", "sweep", "lambda_1e-2"), ("layer_traces", "lambda_1e-2"), 1, 20, 120),
 )
-QUICK = Contest("tiny", EVERY, (), 1, 50, 20, 0.1)
+QUICK = Contest("tiny", EVERY, (), 1, 50, 20, 0.02)
 
 # Ours alone, to see how costs grow: (subject, what is varied, values, train loss; None for the recipe's own training).
 GROWTH = (

@@ -110,6 +110,7 @@ def generated(text: str) -> str:
 # --- tests ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_run(page: Path, tmp_path, monkeypatch) -> None:
     """Python and shell blocks of a page in order, one namespace, in an empty folder."""

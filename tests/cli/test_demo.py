@@ -22,6 +22,7 @@ def found() -> Demo:
     return demo
 
 
+@pytest.mark.slow  # the first to have the demo run
 def test_both_networks_reach_the_same_loss_from_the_same_start(found: Demo) -> None:
     small, large = found.trained[SMALL], found.trained[LARGE]
     assert small.loss < QUICK.target

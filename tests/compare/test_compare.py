@@ -224,27 +224,28 @@ def trained(seed: int) -> nn.Module:
     return model
 
 
-def claims(names: list[str], samples: int, repetitions: int, **options: bool) -> tuple[int, int]:
-    """Orders claimed at 95 %, and how many of them are wrong: the truth from 200 times as many samples."""
-    models = {f"net {seed}": trained(seed) for seed in range(3)}
-    truth = compare(models, drawn(200 * samples, 999), measures=names, sampling=False)
+def claims(names: list[str], found: list[Comparison], truth: Comparison) -> tuple[int, int]:
+    """Orders claimed at 95 %, and how many of them are wrong."""
     claimed = wrong = 0
-    for seed in range(repetitions):
-        found = compare(models, drawn(samples, seed), measures=names, **options)
+    for each in found:
         for name in names:
-            for a, b in combinations(models, 2):
-                verdict, right = found.verdict(name, a, b), truth.verdict(name, a, b)
+            for a, b in combinations(each.names, 2):
+                verdict, right = each.verdict(name, a, b), truth.verdict(name, a, b)
                 claimed, wrong = claimed + (verdict != 0), wrong + (verdict == -right)
     return claimed, wrong
 
 
 @pytest.mark.slow
 def test_orders_claimed_at_95_percent_are_right_that_often() -> None:
-    names = ["rho_sum", "hessian_trace"]
-    claimed, wrong = claims(names, 80, 6)
+    """The truth comes from 200 times as many samples."""
+    names, models = ["rho_sum", "hessian_trace"], {f"net {seed}": trained(seed) for seed in range(3)}
+    truth = compare(models, drawn(200 * 80, 999), measures=names, sampling=False)
+    found = [compare(models, drawn(80, seed), measures=names) for seed in range(6)]
+    claimed, wrong = claims(names, found, truth)
     assert claimed >= 10  # of 36: an error that is far too large would claim nothing
     assert wrong <= 0.05 * claimed, (wrong, claimed)
-    claimed, wrong = claims(names, 80, 6, sampling=False)
+    without = [compare(models, drawn(80, seed), measures=names, sampling=False) for seed in range(6)]
+    claimed, wrong = claims(names, without, truth)
     assert claimed == 36
     assert wrong >= 4  # the same data without the sampling error: what it is for
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 import cases
 import dense_oracle
 import spiritlevel as sl
+from spiritlevel.curvature import rounding
 from spiritlevel.curvature.estimate import MOST_ALONE
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.measuring.evidence import Evidence, Gathered
@@ -50,23 +51,35 @@ CASES = {
 
 @pytest.fixture
 def from_the_matrix(monkeypatch):
-    """Products of every objective from its matrix, which is formed at the first of them."""
-    known = {}
+    """Products of every objective from its matrix, which is formed at the first of them, and what rounding may have changed, which
+    no seed enters, from the first seed."""
+    known, blocks, shifts = {}, {}, []
 
-    def within(self, requests):
+    def block(self, names):
         if self.objective not in known:
             rows = self(list(torch.eye(self.flat.size, dtype=self.problem.dtype)))
             known[self.objective] = torch.stack(rows)
-        matrix, places = known[self.objective], self.flat.slices()
+        if (self.objective, names) not in blocks:
+            places = self.flat.slices()
+            mine = torch.cat([torch.arange(places[name].start, places[name].stop) for name in names])
+            blocks[self.objective, names] = known[self.objective][mine][:, mine]
+        return blocks[self.objective, names]
+
+    def within(self, requests):
         found = []
         for request in requests:
-            mine = torch.cat([torch.arange(places[name].start, places[name].stop) for name in request])
-            image = matrix[mine][:, mine] @ torch.cat([vector.flatten() for vector in request.values()])
+            image = block(self, tuple(request)) @ torch.cat([vector.flatten() for vector in request.values()])
             parts = image.split([vector.numel() for vector in request.values()])
             found.append({name: part.view(request[name].shape) for name, part in zip(request, parts, strict=True)})
         return found
 
+    def array_shifts(problem, compute):
+        if not shifts:
+            shifts.append(rounding.array_shifts(problem, compute))
+        return shifts[0]
+
     monkeypatch.setattr(HessianProducts, "within", within)
+    monkeypatch.setattr("spiritlevel.measuring.evidence.array_shifts", array_shifts)
 
 
 def coverage(case, loss, *, tolerance, most_probes):

@@ -1,5 +1,6 @@
 """Signals from outside: a study that is killed goes on where it was, a measurement leaves whole files or none."""
 
+import contextlib
 import json
 import os
 import signal
@@ -10,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fuzz import victim
+from spiritlevel import cli
 from tiny_study import TINY
 
 STUDY = (
@@ -94,14 +97,18 @@ def interrupted(process: "subprocess.Popen[bytes]", number: signal.Signals, wait
     return True
 
 
+def _command(measures: Sequence[str], out: Path) -> list[str]:
+    asked = ["measure", "fuzz.victim:network", "--data", "random:40,6,3,0", "--measures", ",".join(measures)]
+    return [*asked, "--quiet", "--json", str(out)]
+
+
 def measured(
     folder: Path, name: str, passes: int = 0, number: signal.Signals | None = None, measures: Sequence[str] = MEASURES
 ) -> tuple[int, str, Any]:
     """`spiritlevel measure` of a network that sends itself the signal at this pass: exit code, words, what was written."""
     out = folder / f"{name}.json"
     process = spiritlevel(
-        *("measure", "fuzz.victim:network", "--data", "random:40,6,3,0", "--measures", ",".join(measures)),
-        *("--quiet", "--json", str(out)),
+        *_command(measures, out),
         **{
             victim.PASS: str(passes),
             victim.SIGNAL: number.name if number else "",
@@ -122,12 +129,15 @@ class Undisturbed:
 
 
 def undisturbed_measurement(folder: Path) -> Undisturbed:
+    """Of this process: a process of its own would spend seconds on importing."""
     counts = []
-    for measures in (MEASURES[:1], MEASURES):
-        code, said, report = measured(folder, f"undisturbed {len(measures)}", measures=measures)
-        assert code == 0, said
-        counts.append(int((folder / "passes").read_text()))
-    return Undisturbed(counts[1], counts[0], _values(report))
+    with mock.patch.dict(os.environ, {victim.COUNT: str(folder / "passes")}):
+        for measures in (MEASURES[:1], MEASURES):
+            victim.Victim.passes = 0
+            with contextlib.suppress(SystemExit):  # a failure leaves nothing to read below
+                cli.main(_command(measures, folder / "undisturbed.json"))
+            counts.append(victim.Victim.passes)
+    return Undisturbed(counts[1], counts[0], _values(json.loads((folder / "undisturbed.json").read_text())))
 
 
 def _values(report: Any) -> dict[str, float]:

@@ -90,9 +90,14 @@ def run(model, x, y, loss="cross_entropy"):
 
 
 @functools.cache
+def report(name, kind):
+    model, x, y = networks()[name]
+    return run(twin(name, kind) if kind else model, x, y)
+
+
 def reports(name, kind):
-    _, x, y = networks()[name]
-    return run(networks()[name][0], x, y), run(twin(name, kind), x, y)
+    """Of the network itself, and of its twin of this kind."""
+    return report(name, ""), report(name, kind)
 
 
 @pytest.mark.parametrize("measure", NAMES)

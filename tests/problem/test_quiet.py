@@ -2,6 +2,7 @@
 
 import copy
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import spiritlevel as sl
+from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.problem.quiet import is_undisturbed, undisturbed
 
 
 def everything(model):
@@ -176,3 +179,28 @@ def test_a_module_under_two_names_keeps_its_parameters():
     assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
     plain = sl.measure(network(), (X, Y), measures=["hessian_spectral_norm"])["hessian_spectral_norm"]
     assert found.value == pytest.approx(plain.value, rel=1e-12)
+
+
+def test_a_block_is_around_its_own_model_in_its_own_thread_only():
+    model, seen = network(), []
+    with undisturbed(model):
+        assert is_undisturbed(model)
+        assert not is_undisturbed(network())
+        thread = threading.Thread(target=lambda: seen.append(is_undisturbed(model)))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+    assert not is_undisturbed(model)
+
+
+def test_products_from_kept_graphs_are_the_same_within_a_block_and_under_the_callers_autocast(own_precision):
+    """Within one they open none of their own; outside of one they do, or autocast would round them."""
+    problem = sl.Problem(network().float(), "cross_entropy", (X.float(), Y))
+    products = HessianProducts(problem)
+    vector = torch.ones(products.flat.size, dtype=problem.dtype)
+    products([vector])  # keeps the graphs
+    with problem.undisturbed():
+        (within,) = products([vector])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (outside,) = products([vector])
+    assert torch.equal(within, outside)

@@ -79,6 +79,7 @@ def test_three_files_are_written_and_the_path_is_the_pages(small: Path) -> None:
     assert page(small) == before
 
 
+@pytest.mark.slow  # the first to have the pages written
 def test_the_first_sentence_is_the_winner_of_the_table(folders: dict[str, Path]) -> None:
     folder = folders["petzka-mnist"]
     with (folder / "correlations.csv").open(encoding="utf-8") as stream:

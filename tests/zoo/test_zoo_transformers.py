@@ -234,6 +234,7 @@ def test_the_loss_must_be_the_models_own():
     assert report.loss == pytest.approx(float(tags.eval()(**labels[0]).loss.detach()))
 
 
+@pytest.mark.slow
 def test_every_call_takes_dicts_with_labels():
     model, data = classifier(), torch.utils.data.DataLoader(Sentences(), batch_size=3)
     found = sl.audit(model, data, measures=["hessian_spectral_norm"], kinds=["output scale"], strengths=[0.5])

@@ -7,6 +7,7 @@ compares one product with a central difference of gradients and picks a way that
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from spiritlevel.curvature.ways import (
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.devices import memory_of
 from spiritlevel.problem.problem import Problem, gradients_of
+from spiritlevel.problem.quiet import is_undisturbed
 
 # The graphs of gradients that are kept between products, all chunks together: so much, or an eighth of the machine's memory
 # if that is less; a large model may keep as much as so many copies of itself.
@@ -190,7 +192,9 @@ class HessianProducts:
     def _sum(self, vectors: Sequence[Tensor], chunks: Iterable[tuple[Any, float]]) -> list[Tensor]:
         sums = [MeanImage(vector, self.problem.ranks) for vector in vectors]
         parts = [self.flat.split(vector) for vector in vectors]
-        with self.problem.undisturbed():
+        all_kept = self._prepared and len(self._kept) == self._built and not self.shards.divided
+        quiet = all_kept and is_undisturbed(self.problem.module)  # and the model does not run
+        with contextlib.nullcontext() if quiet else self.problem.undisturbed():
             for chunk in chunks:
                 for total, part in zip(sums, parts, strict=True):
                     total.add(self.flat.join(self._chunk_product(chunk, part)), chunk[1])

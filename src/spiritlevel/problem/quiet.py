@@ -155,6 +155,12 @@ def _tables(modules: list[nn.Module]) -> tuple[list[dict[str, Any]], list[dict[s
     return live, entries
 
 
+def is_undisturbed(model: nn.Module) -> bool:
+    """Whether this thread is inside an `undisturbed` block of this model."""
+    mine = threading.get_ident()
+    return any(run.thread == mine and run.modules[0] is model for run in _SHARED.runs)
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode, full precision, plain attention kernels and no recomputing inside; modes, parameters and every random

@@ -223,9 +223,10 @@ def axes_of(axes: Axes | None, height: float, projection: str | None = None) -> 
 
 def finished(figure: Figure, table: Numbers, title: str, description: str) -> Drawing:
     """The drawing, its layout settled once, so that drawing it again gives the same bytes."""
-    if isinstance(figure, OwnFigure) and figure.get_layout_engine() is not None:
+    layout = figure.get_layout_engine() if isinstance(figure, OwnFigure) else None
+    if layout is not None:
         with style():
-            figure.draw_without_rendering()
+            layout.execute(figure)
         figure.set_layout_engine("none")
     return Drawing(figure, table, title, description)
 
