@@ -140,11 +140,21 @@ def test_the_error_holds_where_the_part_misleads(tolerance: float) -> None:
 
 
 @pytest.mark.parametrize(("samples", "worth"), [(100, False), (300, True), (400, True), (500, True), (1000, True)])
-def test_a_part_is_taken_where_it_is_small_enough(samples: int, worth: bool) -> None:
+def test_a_part_is_taken_where_it_is_small_enough(samples: int, worth: bool, own_precision: None) -> None:
     model, data = sorted_by_class(samples)
     problem = Problem(model, "cross_entropy", data)
     assert HessianProducts(problem).has_part() == worth
     assert GaussNewtonBlocks(problem, examine(problem), ["0.weight"]).has_part() == worth
+
+
+def test_a_small_network_is_one_chunk_and_has_no_part() -> None:
+    """Sixty-four products follow with all of it anyway, and one graph takes less time than ten."""
+    model, data = sorted_by_class(1000)
+    problem = Problem(model, "cross_entropy", data)
+    products = HessianProducts(problem)
+    assert problem.small
+    assert not products.has_part()
+    assert len(products._kept) == 1
 
 
 def disjoint_sets_of_features(seed: int, gap: float = 3e-3, samples: int = 2000) -> torch.Tensor:

@@ -19,7 +19,7 @@ What the engine uses: chunks of the data with their weights in the mean, and the
 >>> problem.slopes(problem.chunk_outputs(w, first), first)[1].flatten().tolist()  # 2(w·x − y)
 [4.0, 8.0]
 >>> problem.part_chunk_size(), problem.parameters_like().dtype, list(problem.leaves()), len(problem.known_storages())
-(64, torch.float32, ['weight'], 1)
+(1024, torch.float32, ['weight'], 1)
 >>> problem.callers_parameters()["weight"] is model.weight  # `parameters` are copies
 True
 >>> problem.count("weight"), problem.is_matrix("weight"), problem.alone  # also where a process holds only a part of it

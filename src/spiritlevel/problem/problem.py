@@ -253,8 +253,8 @@ class Problem:
         return next(iter(self.parameters.values()))
 
     def part_chunk_size(self) -> int:
-        """Small enough that a tenth of the data is a chunk, large enough to keep matrix products efficient."""
-        return max(1, min(self.chunk_size, max(64, -(-self.samples // 10))))
+        """A tenth of the data, or enough to keep matrix products efficient; all of a small network's, with which many follow."""
+        return self.chunk_size if self.small else max(1, min(self.chunk_size, max(64, -(-self.samples // 10))))
 
     def first_chunk(self) -> Batch:
         """The first batch of the data, on the model's device."""
