@@ -356,6 +356,11 @@ def test_lines_are_called_what_they_are(labels, said):
     assert f"along {said}." in drawn.description
 
 
+def test_a_plane_through_weights_that_are_no_minimum_is_not_said_to_pass_through_one():
+    model, data = nn.Linear(2, 1), (torch.eye(2), torch.zeros(2, 1))
+    assert sl.plot.surface(model, data, "mse", points=3).title == "Loss over a plane through the network's weights"
+
+
 def test_a_surface_says_where_it_is_not_finite_and_what_lies_off_the_middle():
     x = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
     losses = torch.arange(1.0, 10.0, dtype=torch.float64).reshape(3, 3)

@@ -141,7 +141,7 @@ def surface(
     *,
     three_d: bool = False,
     axes: Axes | None = None,
-    title: str = "Loss over a plane through the minimum",
+    title: str = "Loss over a plane through the network's weights",
     **options: Any,
 ) -> Drawing:
     """The loss over a plane: contours with their values, or a surface in three dimensions.
@@ -151,7 +151,7 @@ def surface(
 
     >>> data = torch.eye(2), torch.zeros(2, 1)
     >>> surface(nn.Linear(2, 1), data, "mse", points=5).title
-    'Loss over a plane through the minimum'
+    "Loss over a plane through the network's weights"
     """
     found = source if isinstance(source, Surface) else landscape.surface(source, data, loss, **options)
     finite = found.losses[found.losses.isfinite()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from scipy.sparse import coo_matrix
@@ -9,9 +11,10 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from spiritlevel.errors import listed
+from spiritlevel.measuring.clipping import true_share
 from spiritlevel.measuring.readings import DIAGONAL, TRACE, Reading, from_statistics
 from spiritlevel.measuring.record import Measure
-from spiritlevel.measuring.statistics import Statistics
+from spiritlevel.measuring.statistics import NoisyStatistics, Statistics
 
 # Up to this many rows and columns Newton's method ends the search for the minimum, in at most this many steps.
 MOST_POLISHED, NEWTON_STEPS = 200, 6
@@ -120,13 +123,28 @@ def _outside(x: Tensor, alive: Tensor, curved: Tensor) -> Tensor:
 
 
 def _normalized(statistics: Statistics) -> Reading:
-    """Σ_l min over x, y of (17) at λ = 1/2, kernels summed over their positions first."""
+    """Σ_l min over x, y of (17) at λ = 1/2, kernels summed over their positions first.
+
+    The square of the minimum is 4 Σ h e^{x+y} · Σ W² e^{−x−y}, in proportion to h. So where h is noisy it is multiplied by
+    the share of Σ h e^{x+y} that is not noise; where that is negative, so is the root.
+    """
     layers = {}
     for name, layer in statistics.layers.items():
         h = layer.matrix(statistics.diagonal[name].clamp(min=0))
         w = layer.matrix(statistics.weights[name].square())
-        layers[name] = float(balanced_scales(_over_kernel(h), _over_kernel(w))[0].sum())
+        minimum, x, y = balanced_scales(_over_kernel(h), _over_kernel(w))
+        layers[name] = float(minimum.sum())
+        if isinstance(statistics, NoisyStatistics) and name in statistics.spread:
+            diagonal, spread = (layer.matrix(each[name]) for each in (statistics.diagonal, statistics.spread))
+            share = true_share(diagonal, spread, _scales(x, y).unsqueeze(-1).expand_as(diagonal), statistics.degrees)
+            layers[name] *= math.copysign(math.sqrt(abs(share)), share)
     return Reading(sum(layers.values()), layers, notes=_negative(statistics, by_entry=True))
+
+
+def _scales(x: Tensor, y: Tensor) -> Tensor:
+    """e^{x+y}; 0 for what was left out."""
+    together = x.unsqueeze(-1) + y.unsqueeze(-2)
+    return torch.where(torch.isfinite(together), together, -torch.inf).exp()
 
 
 def _over_kernel(matrix: Tensor) -> Tensor:
@@ -152,7 +170,7 @@ def _negative(statistics: Statistics, by_entry: bool) -> tuple[str, ...]:
 
 
 _matrix_compute, _matrix_needs = from_statistics(_matrix_normalized, frozenset([TRACE]), shape="sum of roots")
-_compute, _needs = from_statistics(_normalized, frozenset([DIAGONAL]), shape="sum of roots")
+_compute, _needs = from_statistics(_normalized, frozenset([DIAGONAL]), shape="sum of roots", smooth=True)
 
 MEASURES = (
     Measure(

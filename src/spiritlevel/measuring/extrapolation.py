@@ -12,6 +12,7 @@ its error, the root is uncertain by more than any derivative says, and the bar i
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ SUBSETS = (ALL, *ONE_LEFT_OUT, *HALVES, *QUARTERS)
 # The least and the most that the bias can grow from all groups to halves: the least where entries are all noise; faster
 # growth is read as the most.
 LEAST_GROWTH, MOST_GROWTH = math.sqrt(2), 4.0
+# The growth for a smooth reading, whose bias is in proportion to the square of the noise.
+SMOOTH_GROWTH = 2.0
 # The share of the extrapolated bias that is taken off, and the share that is added to the error. Noise below that of
 # all groups may add less bias than the growth above it suggests: between all of it and about two thirds.
 TAKEN, REMAINING = 0.9, 0.35
@@ -59,9 +62,11 @@ class Estimated:
     bias: float = 0.0
 
 
-def subsets_for(shape: Shape) -> Sequence[Sequence[int]]:
-    """The groups that readings are taken from: all of them first."""
-    return (ALL, *ONE_LEFT_OUT) if shape == "linear" else SUBSETS
+def subsets_for(shape: Shape, smooth: bool = False) -> Sequence[Sequence[int]]:
+    """The groups that readings are taken from: all of them first. The bias of a smooth reading shows in halves alone."""
+    if shape == "linear":
+        return (ALL, *ONE_LEFT_OUT)
+    return SUBSETS[: -len(QUARTERS)] if smooth else SUBSETS
 
 
 def _is_maximum(readings: Sequence[Numbers]) -> bool:
@@ -98,12 +103,13 @@ def _excess(distance: float) -> float:
     return math.sqrt(max(0.0, square))
 
 
-def estimated(shape: Shape, readings: Sequence[Numbers], noisy: Collection[str]) -> Estimated:
-    """The value and layers that readings from `subsets_for(shape)` say; the layers in `noisy` are estimated."""
+def estimated(shape: Shape, readings: Sequence[Numbers], noisy: Collection[str], smooth: bool = False) -> Estimated:
+    """The value and layers that readings from `subsets_for(shape, smooth)` say; the layers in `noisy` are estimated."""
     series = {name: [layers[name] for _, layers in readings] for name in readings[0][1]}
+    growth = SMOOTH_GROWTH if smooth else None
     if shape == "sum of roots":
-        return _sum_of_roots(series, noisy)
-    of_one = _straight if shape == "linear" else extrapolated
+        return _sum_of_roots(series, noisy, growth)
+    of_one = _straight if shape == "linear" else functools.partial(extrapolated, growth=growth)
     whole = of_one([value for value, _ in readings])
     layers = {name: of_one(values) for name, values in series.items()}
     rivals = [each for name, each in layers.items() if name in noisy] if _is_maximum(readings) else []
@@ -149,7 +155,8 @@ def _straight(readings: Sequence[float]) -> Extrapolated:
 
 
 def extrapolated(readings: Sequence[float], growth: float | None = None) -> Extrapolated:
-    """From the readings of all SUBSETS, in their order; the growth of the bias is read off where it is not given.
+    """From the readings of all SUBSETS, in their order; the growth of the bias is read off where it is not given, and the
+    quarters are not needed where it is.
 
     >>> found = extrapolated([sum(subset) / len(subset) for subset in SUBSETS])  # linear: group g has the number g
     >>> round(found.value, 9), abs(round(found.bias, 9))
@@ -161,17 +168,17 @@ def extrapolated(readings: Sequence[float], growth: float | None = None) -> Extr
     if min(readings) == max(readings):  # such as a maximum that an exact layer attains
         return Extrapolated(readings[0], 0.0, torch.zeros(GROUPS, dtype=torch.float64))
     whole, left_out, halves, _ = _levels(readings)
-    if growth is None:
-        growth = _growth(*_steps(readings))
-    share = TAKEN / (growth - 1)
-    bias = share * _steps(readings)[0]
+    first = float(halves.mean() - whole)
+    share = TAKEN / ((_growth(*_steps(readings)) if growth is None else growth) - 1)
+    bias = share * first
     before = _pulls(left_out, ONE_LEFT_OUT)
     pulls = (1 + share) * before - share * _pulls(halves, HALVES)
     return Extrapolated(float(whole) - bias, bias, pulls, standard_error(before))
 
 
 def _levels(readings: Sequence[float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    parts = [1, len(ONE_LEFT_OUT), len(HALVES), len(QUARTERS)]
+    parts = [1, len(ONE_LEFT_OUT), len(HALVES)]
+    parts.append(len(readings) - sum(parts))  # the quarters, or none
     whole, left_out, halves, quarters = torch.split(torch.tensor(readings, dtype=torch.float64), parts)
     return whole[0], left_out, halves, quarters
 
@@ -201,11 +208,17 @@ def _pulls(values: Tensor, subsets: Sequence[Sequence[int]]) -> Tensor:
 # --- roots -----------------------------------------------------------------------------------------------------------
 
 
-def _sum_of_roots(series: Mapping[str, Sequence[float]], noisy: Collection[str]) -> Estimated:
-    """Σ_l √q_l from readings of the roots, with one growth of the bias for the squares of all layers."""
-    squares = {name: [value**2 for value in values] for name, values in series.items()}
-    steps = [_steps(values) for name, values in squares.items() if name in noisy]
-    growth = _growth(sum(first for first, _ in steps), sum(second for _, second in steps))
+def _sum_of_roots(
+    series: Mapping[str, Sequence[float]], noisy: Collection[str], growth: float | None = None
+) -> Estimated:
+    """Σ_l √q_l from readings of the roots, with one growth of the bias for the squares of all layers.
+
+    The root of a square that came out negative is read as a negative number.
+    """
+    squares = {name: [value * abs(value) for value in values] for name, values in series.items()}
+    if growth is None:
+        steps = [_steps(values) for name, values in squares.items() if name in noisy]
+        growth = _growth(sum(first for first, _ in steps), sum(second for _, second in steps))
     found = {name: extrapolated(squares[name], growth) for name in squares if name in noisy}
     layers = {name: _root(found[name]) if name in found else values[0] for name, values in series.items()}
     open_to = {name: _left_open(each) for name, each in found.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,14 +18,17 @@ from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.extrapolation import Estimated, Shape, estimated, subsets_for
 from spiritlevel.measuring.needs import Needs, Operator
 from spiritlevel.measuring.record import Measure
-from spiritlevel.measuring.statistics import Statistics
+from spiritlevel.measuring.statistics import NoisyStatistics, Spread, Statistics, Whole
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.batches import Batch
+from spiritlevel.problem.sharded import division_of
 
 # The least that rounding leaves in an exact value, in units of the precision.
 ROUNDING = 4
 # The same for blocks that are made of products.
 FORMED = 1024
+# The share of what clipping is found to have added that may be curvature after all, or as much more noise.
+OPEN = 0.2
 NO_LAYERS = "no trainable parameter serves as the matrix of a linear map, so there are no layers to measure"
 
 
@@ -46,12 +49,14 @@ def from_statistics(
     *,
     everything: bool = False,
     shape: Shape = "any",
+    smooth: bool = False,
 ) -> tuple[Callable[[Measure, Evidence], Value], Callable[[Measure], Needs]]:
     """`compute` and `needs` of a measure that is a function of layer statistics.
 
     Its error comes from groups of probes, for any function of them; the bias that noise gives a function that is not
     linear is extrapolated from readings with fewer probes and taken off (extrapolation.py). `everything` says that the
-    measure reads all parameters, not only weights of layers; `shape` how value and layers depend on the statistics.
+    measure reads all parameters, not only weights of layers; `shape` how value and layers depend on the statistics;
+    `smooth` that it takes off by itself what clipping adds (clipping.py), so that its bias is that of a smooth function.
     """
 
     def compute(measure: Measure, evidence: Evidence) -> Value:
@@ -65,8 +70,10 @@ def from_statistics(
         exact = not noisy and (kinds == frozenset([FISHER]) or not evidence.partly_swept)
         found = _rounded(reading, [read(each) for each in evidence.shifted(kinds)], evidence)
         if noisy:
-            readings = (read(evidence.from_groups(kinds, groups)) for groups in subsets_for(shape))
-            found = _both_errors(estimated(shape, [(each.value, each.layers) for each in readings], noisy), found)
+            readings = (read(_with_spread(evidence, kinds, groups)) for groups in subsets_for(shape, smooth))
+            numbers = [(each.value, each.layers) for each in readings]
+            without = estimated(shape, numbers, noisy, smooth)
+            found = _both_errors(_in_doubt(without, reading) if smooth else without, found)
         return Value(
             name=measure.name,
             value=found.value,
@@ -78,13 +85,23 @@ def from_statistics(
             layers=found.layers,
             layer_errors=found.layer_errors,
             neurons=reading.neurons,
-            details={"noise_bias": found.bias} if found.bias else {},
+            details={"noise_bias": reading.value - found.value} if found.value != reading.value else {},
             notes=reading.notes,
             products=evidence.estimates.products if noisy else 0,
             error_kind="exact" if exact else "standard error",
         )
 
     return compute, lambda _measure: Needs(statistics=kinds)
+
+
+def _with_spread(evidence: Evidence, kinds: frozenset[str], groups: Sequence[int]) -> Statistics:
+    """Statistics from these groups of probes, with what they say of the noise of diagonals."""
+    statistics = evidence.from_groups(kinds, groups)
+    if DIAGONAL not in kinds:
+        return statistics
+    spread = Spread(evidence.sources, evidence.swept if evidence.anatomy.axes else None, evidence.estimates, groups)
+    whole = Whole(spread, division_of(evidence.problem))
+    return NoisyStatistics(**vars(statistics), spread=whole, degrees=len(groups) - 1)
 
 
 def traces_in(kind: str) -> Callable[[Statistics], Reading]:
@@ -139,6 +156,16 @@ def _rounded(reading: Reading, shifted: list[Reading], evidence: Evidence) -> Es
         for name, value in reading.layers.items()
     }
     return Estimated(reading.value, error, reading.layers, layers)
+
+
+def _in_doubt(noise: Estimated, read: Reading) -> Estimated:
+    """An estimate whose error holds what is open of the noise that was taken off, value as read less value as given."""
+    layers = {
+        name: math.hypot(error, OPEN * (read.layers[name] - noise.layers[name]))
+        for name, error in noise.layer_errors.items()
+    }
+    error = math.hypot(noise.error, OPEN * (read.value - noise.value))
+    return replace(noise, error=error, layer_errors=layers)
 
 
 def _both_errors(noise: Estimated, rounding: Estimated) -> Estimated:

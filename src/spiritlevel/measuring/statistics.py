@@ -11,7 +11,7 @@ from torch import Tensor
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.estimate import Estimates, mean_of
 from spiritlevel.curvature.metrics import Metrics
-from spiritlevel.curvature.statistics import FISHER, STATISTICS, Sweep
+from spiritlevel.curvature.statistics import DIAGONAL, FISHER, STATISTICS, Sweep
 from spiritlevel.network.layers import Layer
 from spiritlevel.problem.shards import Shards
 
@@ -46,6 +46,19 @@ class Statistics:
     metrics: Metrics = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class NoisyStatistics(Statistics):
+    """The same with what is known of the noise in diagonals, for readings that take off what it adds to them.
+
+    Attributes:
+        spread: Parameter name → the standard error of every entry of its diagonal, of estimated ones only.
+        degrees: The degrees of freedom of those errors.
+    """
+
+    spread: Arrays = field(default_factory=dict)
+    degrees: int = 0
+
+
 class InDouble(Mapping[str, Tensor]):
     """Tensors in double precision, each converted when it is read: all at once would be twice the model."""
 
@@ -74,6 +87,9 @@ class Whole(Mapping[str, Tensor]):
     def plus(self, changes: Arrays) -> Whole:
         """The same with changes, in parts as well, to some of them."""
         return Whole(plus(self._parts, changes), self._shards)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -120,6 +136,37 @@ def combined(
             part = mean_over(tuple(probed.groups), groups)
             arrays[kind][name] = arrays[kind][name] + part if name in arrays[kind] else part
     return arrays
+
+
+class Spread(Mapping[str, Tensor]):
+    """The standard errors of the entries of estimated diagonals in the mean of these groups, each made when it is read."""
+
+    def __init__(self, sources: Sources, swept: Sweep | None, estimates: Estimates, groups: Sequence[int]) -> None:
+        sampled = {name: draws for name, draws in swept.found[DIAGONAL].items() if len(draws) > 1} if swept else {}
+        self._sampled = {name: draws for name, draws in sampled.items() if name in sources.swept}
+        probed = estimates.found.get(DIAGONAL, {})
+        self._probed = {name: tuple(each.groups) for name, each in probed.items() if not each.exact}
+        self._groups = groups
+
+    def __getitem__(self, name: str) -> Tensor:
+        parts = [draws[name] for draws in (self._sampled, self._probed) if name in draws]
+        if not parts:
+            raise KeyError(name)
+        means = sum(mean_over(draws, self._groups) for draws in parts)
+        assert isinstance(means, Tensor)
+        squares = torch.zeros_like(means)
+        for group in self._groups:
+            squares += (sum(draws[group].double() for draws in parts) - means).square()
+        return squares.div_(len(self._groups) * (len(self._groups) - 1)).sqrt_()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sampled or name in self._probed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sampled | self._probed)
+
+    def __len__(self) -> int:
+        return len(self._sampled | self._probed)
 
 
 def plus(arrays: Arrays, changes: Arrays) -> dict[str, Tensor]:

@@ -109,7 +109,18 @@ def symmetries_of(problem: Problem) -> Symmetries:
     first = problem.data.first
     if len(precisions) == 1:
         first = first.map(functools.partial(as_precision, precision=precisions.pop()))
-    return find_symmetries(problem.model, first.inputs)
+    try:
+        return find_symmetries(problem.model, first.inputs)
+    except TracingError:
+        raise
+    except Exception as error:
+        if not problem.whole:
+            raise
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise TracingError(
+            "the model cannot be called with a batch as it is, which only a loss of the form (model, batch) takes apart "
+            f"({reason}); pass (inputs, targets) and a loss of outputs and targets"
+        ) from error
 
 
 def _refuse_shared_memory(model: nn.Module) -> None:
