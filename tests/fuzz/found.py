@@ -178,6 +178,13 @@ FOUND: dict[str, Subject] = {
         stretch=12.0,
         options=_only("kappa_max", seed=3),
     ),
+    "weights in double precision that are measured in single": Subject(
+        Network("convolution", "tanh", 1, 3, bias=False, seed=0),
+        samples=Samples("gaussian", 24, scale=3, seed=192),
+        stretch=1.0,
+        precision="float64",
+        options=_only("kappa_sum", dtype="float32"),
+    ),
     "a second derivative that is not symmetric": Subject(
         Network("attention", "tanh", 1, 4, bias=False, seed=221),
         samples=Samples("one hot", 2, scale=6, by_class=True, seed=241),

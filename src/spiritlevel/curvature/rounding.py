@@ -6,7 +6,8 @@ does in single precision, and in double precision it is smaller by the ratio of 
 a digit left, or leaves its range, its difference says nothing of double precision: there parameters are moved in their last
 places as well, and what that changes is no less than what rounding does. Samples with an activation so near to its kink that
 rounding decides between its sides are compared for themselves: there the difference is as large as the sample's share.
-Where single precision loses digits, its rounding is drawn several times: one draw may come out small by chance.
+Where single precision loses digits, its rounding is drawn several times: one draw may come out small by chance. So it is where
+weights or inputs in double precision are measured in single.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from spiritlevel.curvature.lanczos import Eigenpair
 from spiritlevel.problem.batches import Batch
@@ -110,7 +112,8 @@ def _shifts(
         return None
     share = weight * share_of_rounding(problem, order)
     # Arrays may be in parts over the processes, which must all take as many shifts.
-    if not division_of(problem).any(_few_digits_in_common(mine, found, FEW_DIGITS[problem.dtype])):
+    few_digits = _few_digits_in_common(mine, found, FEW_DIGITS[problem.dtype])
+    if not division_of(problem).any(few_digits) and not _was_rounded(problem):
         return [_difference(mine, found, share, kept_in)]
     if problem.dtype == torch.float64:
         return [
@@ -124,6 +127,14 @@ def _shifts(
 def _nudged(problem: Problem, batch: Batch, compute: Callable[[Batch], Arrays], draw: int) -> Arrays:
     with problem.in_precision(problem.dtype, nudged=draw):
         return compute(batch)
+
+
+def _was_rounded(problem: Problem) -> bool:
+    """Whether weights or inputs came in a higher precision: taking them has moved them in their last places, which no comparison from
+    there on shows."""
+    given = [*problem.callers_parameters().values(), *tree_leaves(problem.data.first.inputs)]
+    numbers = [each for each in given if isinstance(each, Tensor) and each.is_floating_point()]
+    return any(torch.finfo(each.dtype).eps < torch.finfo(problem.dtype).eps for each in numbers)
 
 
 def _few_digits_in_common(mine: Arrays, other: Arrays, few: float) -> bool:
