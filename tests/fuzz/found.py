@@ -185,6 +185,13 @@ FOUND: dict[str, Subject] = {
         precision="float64",
         options=_only("kappa_sum", dtype="float32"),
     ),
+    "a network that autograd does not see, beside weight decay that it does": Subject(
+        Network("blind", "relu", 1, 3, bias=False, seed=0),
+        loss="whole decayed",
+        samples=Samples("gaussian", 2, scale=-3, seed=191),
+        precision="float32",
+        options=_only("riemannian_spectral_norm"),
+    ),
     "a second derivative that is not symmetric": Subject(
         Network("attention", "tanh", 1, 4, bias=False, seed=221),
         samples=Samples("one hot", 2, scale=6, by_class=True, seed=241),

@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Batch, join
@@ -275,13 +278,31 @@ def _checked(problem: Checked, objective: Objective, precision: _Precision) -> b
 
 
 def _refuse_a_loss_without_a_way(problem: Checked, batch: Batch) -> None:
-    """Refuse a loss that autograd connects to no parameter; differences of losses may be too small to show that."""
-    with torch.enable_grad():
-        if problem.chunk_loss(problem.leaves(), batch).requires_grad:
-            return
+    """Refuse a loss that autograd connects to no parameter, or only past the network, as weight decay does; differences of losses
+    may be too small to show that."""
+    recorded: list[bool] = []
+
+    def look(module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        if module is problem.module:
+            leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+            recorded.extend(leaf.requires_grad for leaf in leaves)
+
+    hook = register_module_forward_hook(look)
+    try:
+        with torch.enable_grad():
+            connected = problem.chunk_loss(problem.leaves(), batch).requires_grad
+    finally:
+        hook.remove()
+    if connected and (any(recorded) or not recorded):
+        return
     raise SpiritLevelError(
-        "autograd records no way from the measured parameters to the loss, so that every derivative would be zero. Likely "
-        "cause: torch.no_grad() or inference_mode() around the network, or detach(), .data, item() or float() on the way"
+        "autograd records no way from the measured parameters "
+        + (
+            "through the network to the loss, so that derivatives would leave the network out. "
+            if connected
+            else "to the loss, so that every derivative would be zero. "
+        )
+        + "Likely cause: torch.no_grad() or inference_mode() around the network, or detach(), .data, item() or float() on the way"
     )
 
 
