@@ -30,7 +30,6 @@ MAY_LACK = (
     Lack(r"no browser: .*", True, "this machine has no browser (chromium and chromedriver)"),
     Lack(r"could not import '(fcntl|resource)': .*", not LINUX, "this system has no such module"),
     Lack(r"needs locks of ranges that belong to the open file, as Linux has", not LINUX, "only Linux has such locks"),
-    Lack(r"reads the peak of a process from /proc", not LINUX, "only Linux has /proc"),
     Lack(r"ru_maxrss counts kilobytes on Linux only", not LINUX, "memory is counted so on Linux only"),
     Lack(r"a cluster of Ray with two nodes needs Linux", not LINUX, "Ray joins several nodes on Linux only"),
     Lack(r"submitit needs Unix", not LINUX, "submitit needs Unix"),
