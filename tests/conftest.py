@@ -56,6 +56,12 @@ def own_precision(monkeypatch):
 
 
 @pytest.fixture
+def by_searches(monkeypatch):
+    """Eigenvalues of small networks too are searched for, not read off the whole Hessian."""
+    monkeypatch.setattr("spiritlevel.curvature.whole.WORTH", 0)
+
+
+@pytest.fixture
 def run(capsys, monkeypatch):
     """Run a command line; gives (exit code, standard output, standard error)."""
     monkeypatch.setenv("COLUMNS", "100")

@@ -16,6 +16,8 @@ from spiritlevel.curvature.hessian import HessianProducts, spread_part
 from spiritlevel.curvature.lanczos import Lanczos
 from spiritlevel.problem.problem import Problem
 
+pytestmark = pytest.mark.usefixtures("by_searches")
+
 OPERATORS = ["hessian_spectral_norm", "riemannian_spectral_norm", "riemannian_nodewise_spectral_norm"]
 
 

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from fuzz.oracle import Quantities, Truth, quantities, truths
-from fuzz.subjects import Built, Subject, build
+from fuzz.subjects import Built, Options, Subject, build
 from measure_names import DEFINED
+from spiritlevel.curvature import whole
 from spiritlevel.problem import problem
 
 # 64 units of the last place in float32; in float64 the definitions themselves are not known more closely.
@@ -93,7 +94,7 @@ def check(subject: Subject) -> Outcome:
         warnings.simplefilter("ignore")
         built = build(subject)
         try:
-            with unchanged(built.model), chunks_of(subject.options.chunk):
+            with unchanged(built.model), computed_as(subject.options):
                 report = sl.measure(built.model, built.data, built.loss, **built.arguments)
         except sl.SpiritLevelError as error:
             return Outcome("refused", reason=str(error))
@@ -106,14 +107,15 @@ def check(subject: Subject) -> Outcome:
 
 
 @contextmanager
-def chunks_of(size: int) -> Iterator[None]:
-    """Data in chunks of at most this many samples, as large data come; 0 leaves the size to the package."""
-    before = problem.LARGEST_CHUNK
-    problem.LARGEST_CHUNK = size or before
+def computed_as(options: Options) -> Iterator[None]:
+    """Data in chunks of so many samples and eigenvalues by searches, as those of large networks, where the options say so."""
+    before = problem.LARGEST_CHUNK, whole.WORTH
+    problem.LARGEST_CHUNK = options.chunk or problem.LARGEST_CHUNK
+    whole.WORTH = 0 if options.searched else whole.WORTH
     try:
         yield
     finally:
-        problem.LARGEST_CHUNK = before
+        problem.LARGEST_CHUNK, whole.WORTH = before
 
 
 def _judge(subject: Subject, built: Built, report: sl.Report) -> Outcome:
@@ -203,7 +205,7 @@ def _after_other_seeds(
     reports = []
     for seed in range(100, 100 + OTHER_SEEDS):
         built = build(replace(subject, options=replace(subject.options, measures=names, seed=seed)))
-        with chunks_of(subject.options.chunk):
+        with computed_as(subject.options):
             reports.append(sl.measure(built.model, built.data, built.loss, **built.arguments))
     return [
         replace(each, excess=1.0)

@@ -36,7 +36,7 @@ class Samples:
 @dataclass(frozen=True)
 class Options:
     """Arguments of `measure`. measures: none for the default set; samples: all of them, drawn at random; chunk: the most
-    samples in a chunk, 0 for what the package chooses."""
+    samples in a chunk, 0 for what the package chooses; searched: eigenvalues by a search, as larger networks have it."""
 
     measures: tuple[str, ...] = ("hessian_trace",)
     tolerance: float = 1e-3
@@ -46,6 +46,7 @@ class Options:
     dtype: str | None = None
     chunk: int = 0
     seed: int = 0
+    searched: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,7 @@ made_options = st.builds(
     dtype=st.sampled_from((None, None, None, "float32", "float64")),
     chunk=_often((0,), (0, 1, 3)),
     seed=st.sampled_from(range(10)),
+    searched=st.booleans(),
 )
 subjects = st.builds(
     Subject,

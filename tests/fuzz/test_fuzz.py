@@ -3,6 +3,7 @@
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,11 +30,13 @@ def test_the_number_within_its_error_or_a_refusal(subject: Subject) -> None:
     assert outcome.fine, f"{outcome}\n{subject!r}"
 
 
-@pytest.mark.parametrize("dtype", [None, "float32"], ids=["as measured", "in single precision"])
+@pytest.mark.parametrize(
+    "way", [{}, {"dtype": "float32"}, {"searched": True}], ids=["", "in single precision", "by a search"]
+)
 @pytest.mark.parametrize("name", FOUND)
-def test_what_was_wrong_once(name: str, dtype: str | None) -> None:
+def test_what_was_wrong_once(name: str, way: dict[str, Any]) -> None:
     subject = FOUND[name]
-    outcome = check(replace(subject, options=replace(subject.options, dtype=dtype)))
+    outcome = check(replace(subject, options=replace(subject.options, **way)))
     assert outcome.fine, outcome
 
 

@@ -34,7 +34,7 @@ def test_kappa_of_exact_layers_runs_no_preflight_and_counts_its_products(name: s
     report = sl.measure(network(nn.ReLU), DATA, measures=[name])
     value = report[name]
     assert value.products == math.ceil(report.cost.products) > 0  # one product serves the blocks of all layers
-    assert value.method == "Lanczos on every layer's block, products from kept derivatives of the layers' outputs"
+    assert value.method == "whole block of every layer, products from kept derivatives of the layers' outputs"
 
 
 @pytest.mark.usefixtures("no_preflight")

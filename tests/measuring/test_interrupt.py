@@ -37,7 +37,7 @@ def interrupting(stage_wanted: str):
     return listen
 
 
-def test_ctrl_c_returns_what_is_finished(subject) -> None:
+def test_ctrl_c_returns_what_is_finished(subject, by_searches) -> None:
     model, data = subject
     whole = sl.measure(model, data, measures=NAMES)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -52,7 +52,7 @@ def test_ctrl_c_returns_what_is_finished(subject) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_ctrl_c_before_anything_is_finished_ends_the_call(subject) -> None:
+def test_ctrl_c_before_anything_is_finished_ends_the_call(subject, by_searches) -> None:
     model, data = subject
     with pytest.raises(KeyboardInterrupt):
         sl.measure(model, data, measures=NAMES[2:], progress=interrupting("hessian_spectral_norm"))

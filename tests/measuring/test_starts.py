@@ -9,6 +9,8 @@ from dense_oracle import dense
 from small_training import Training
 from spiritlevel.measuring.starts import Starts
 
+pytestmark = pytest.mark.usefixtures("by_searches")
+
 NAMES = ["hessian_spectral_norm", "riemannian_nodewise_spectral_norm", "kappa_sum"]
 
 

@@ -18,6 +18,7 @@ from spiritlevel.curvature.lanczos import ORDINARY, Care, Eigenpair, End, Lanczo
 from spiritlevel.curvature.operators import Divided, Scaled
 from spiritlevel.curvature.rivals import doubtful, rivals_from, unaccounted
 from spiritlevel.curvature.vectors import length
+from spiritlevel.curvature.whole import Columns, is_worth, scaled_eigenpair, whole_hessian
 from spiritlevel.problem.ranks import Group
 from spiritlevel.problem.shards import WHOLE, Shards
 
@@ -25,6 +26,8 @@ from spiritlevel.problem.shards import WHOLE, Shards
 # few vectors would not do, the processes take turns.
 BASIS_BUDGET = 512 << 20
 FEWEST_VECTORS = 10
+# So many further Ritz vectors of an operator are kept for a search at nearby weights.
+FURTHER = 3
 # A start from part of the data: so many products on the part, and at least so many over all data. Every operator starts from
 # its own part, so that an operator which rescaling leaves alone takes the same steps for every rescaled network.
 ON_PART, AFTER_PART = 5, Care(fewest=4)
@@ -47,7 +50,7 @@ POWER, RANDOM = 3, 0.1
 WARM_POWER, WARM_RANDOM, WARM = 1, 0.3, Care(fewest=6)
 
 Products = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-Process = Lanczos | Davidson
+Process = Lanczos | Davidson | Columns
 
 
 def scaled_eigenpairs(
@@ -64,11 +67,29 @@ def scaled_eigenpairs(
     warm = [None] * len(wanted) if warm is None else warm
     group = products.problem.ranks
     if not isinstance(group, Group):
-        return _in_turns(products, wanted, start, tolerance, warm)
+        whole = _from_whole(products, wanted, start, tolerance, warm)
+        return whole or _in_turns(products, wanted, start, tolerance, warm)
     divided = Divided(products, group)
     parts = [(_part_of(divided, scaling), end) for scaling, end in wanted]
     warm = [None if vectors is None else divided.part(vectors.to(start)) for vectors in warm]
     return [divided.whole(pair) for pair in _in_turns(divided, parts, divided.part(start), tolerance, warm)]
+
+
+def _from_whole(
+    products: HessianProducts,
+    wanted: Sequence[tuple[Callable[[], Tensor], End]],
+    start: Tensor,
+    tolerance: float,
+    warm: Sequence[Tensor | None],
+) -> list[Eigenpair]:
+    """The same from the whole Hessian, where that costs less; nothing where not, or where searches have a better start."""
+    cold = all(each is None for each in warm)
+    if not (cold and products.cheap and products.problem.alone and is_worth(start.numel(), len(wanted))):
+        return []
+    hessian = whole_hessian(products)
+    if hessian is None:
+        return []
+    return [scaled_eigenpair(hessian, scaling().to(start), end, tolerance, FURTHER) for scaling, end in wanted]
 
 
 def _part_of(divided: Divided, scaling: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -89,7 +110,7 @@ def _in_turns(
     size = int(shards.largest(start.numel() * products.problem.parameters_like().element_size()))
     turns = _turns([size] * len(wanted), shards.size)
     for turn in turns:
-        further = 3 if len(turns) == 1 else 0  # none where memory is short
+        further = FURTHER if len(turns) == 1 else 0  # none where memory is short
         these, vectors = [wanted[index] for index in turn], [warm[index] for index in turn]
         most = _vectors(size * len(these), shards.size)
         found += _scaled_in_step(products, these, start, tolerance, part, further, vectors, most)
@@ -305,6 +326,11 @@ def _blocks_in_step(
     """The blocks of one turn, whose bases are gone when it returns."""
     make = functools.partial(_process, end="largest", tolerance=tolerance, vectors=vectors, further=0, shards=shards)
     make = functools.partial(make, cheap=cheap and not known)
+    written: dict[str, Process] = {}
+    if cheap and not known and not shards.divided:
+        small = [name for name, vector in start.items() if is_worth(vector.numel(), searches=1)]
+        written = {name: Columns(start[name], end="largest", tolerance=tolerance) for name in small}
+        start = {name: vector for name, vector in start.items() if name not in written}
     processes: dict[str, Process] = {}
     rivals: dict[str, Tensor] = {}
     ends: dict[str, End] = dict.fromkeys(start, "largest")
@@ -320,10 +346,11 @@ def _blocks_in_step(
         processes = _after_parts(learned, dict.fromkeys(start, make), wider, tolerance, ends, shards)
     else:
         processes = {name: make(Start(vector)) for name, vector in start.items()}
+    processes |= written
     _in_step(processes, shaped := _shaped(products, shapes))
     look = _shaped(other_part or products, shapes)
     _defend(processes, rivals, shaped, look, ends, shards)
-    return {name: finished(processes[name]) for name in start}
+    return {name: finished(process) for name, process in processes.items()}
 
 
 def _search_part(searches: Mapping[str, Lanczos], product: Products, start: Mapping[str, Tensor], heavy: bool) -> None:

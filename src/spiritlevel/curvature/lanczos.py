@@ -56,6 +56,7 @@ class Eigenpair:
         residual: ‖Av − θv‖.
         converged: Whether `error` is within the tolerance asked for.
         products: How many products it took.
+        whole: Whether the matrix was written down, so that nothing can have hidden from a search.
     """
 
     value: float
@@ -65,6 +66,7 @@ class Eigenpair:
     residual: float
     converged: bool
     products: int
+    whole: bool = False
 
 
 class Lanczos:
@@ -282,14 +284,14 @@ class Lanczos:
         residuals = self._residuals(vectors)
         index = chosen(values, self.end)
         value, residual = float(values[index]), float(residuals[index])
-        bound = error_bound(residual, _gap(values, residuals, index))
+        bound = error_bound(residual, gap(values, residuals, index))
         target = self.tolerance * abs(value)
         small = bound <= target and residual <= self._residual * abs(value)
         enough = small and self._dominates(values, residuals, index) and self.products >= self._fewest
         if not (enough or exhausted or self.products >= self.most_products):
             return
-        toward = _toward(index, min(1 + self.further, len(values)))
-        ritz = vectors[:, toward].to(self._basis).mT @ self._basis[: self._size]
+        wanted = toward(index, min(1 + self.further, len(values)))
+        ritz = vectors[:, wanted].to(self._basis).mT @ self._basis[: self._size]
         error = (max(bound, self._overtaking(values, residuals, index)) if self._beside else bound) + rounding
         self.result = Eigenpair(
             value=value,
@@ -307,14 +309,14 @@ class Lanczos:
             return 0.0
         values, vectors = self._decomposed()
         index = chosen(values, self.end)
-        gap = _gap(values, self._residuals(vectors), index)
-        return gap / abs(float(values[index])) if gap > 0 else 0.0
+        found = gap(values, self._residuals(vectors), index)
+        return found / abs(float(values[index])) if found > 0 else 0.0
 
     def leading(self, most: int) -> tuple[Tensor, Tensor]:
         """Ritz values, the wanted one first and those next to it after it, and their unit vectors (k, n)."""
         values, vectors = self._decomposed()
-        toward = _toward(chosen(values, self.end), min(most, len(values)))
-        return values[toward], vectors[:, toward].to(self._basis).mT @ self._basis[: self._size]
+        wanted = toward(chosen(values, self.end), min(most, len(values)))
+        return values[wanted], vectors[:, wanted].to(self._basis).mT @ self._basis[: self._size]
 
     def _dominates(self, values: Tensor, residuals: Tensor, index: int) -> bool:
         """For the largest magnitude, the other end must not be able to overtake; beside further starts, no other Ritz value."""
@@ -344,9 +346,13 @@ class Lanczos:
         self._open = [(self._size - 1, self._open[-1][1])]
 
     def _finish_zero(self, start: Tensor) -> None:
-        """No direction at all: every block has norm zero, so the only eigenvalue is 0."""
         self.request = start
-        self.result = Eigenpair(0.0, torch.zeros_like(start), start.new_zeros(0, start.numel()), 0.0, 0.0, True, 0)
+        self.result = no_direction(start)
+
+
+def no_direction(like: Tensor) -> Eigenpair:
+    """What is found where there is no direction at all: every block has norm zero, so the only eigenvalue is 0."""
+    return Eigenpair(0.0, torch.zeros_like(like), like.new_zeros(0, like.numel()), 0.0, 0.0, True, 0)
 
 
 def chosen(values: Tensor, end: End) -> int:
@@ -363,12 +369,12 @@ def error_bound(residual: float, gap: float) -> float:
     return min(residual, SAFETY * residual * (residual / gap)) if gap > 0 else residual
 
 
-def _toward(index: int, count: int) -> list[int]:
+def toward(index: int, count: int) -> list[int]:
     """The place of a value at one end, and those of the values next to it."""
     return [index - i if index else i for i in range(count)]
 
 
-def _gap(values: Tensor, residuals: Tensor, index: int) -> float:
+def gap(values: Tensor, residuals: Tensor, index: int) -> float:
     """How far the next Ritz value is, less its residual; 0 where there is none, and below where that is not known."""
     if len(values) == 1:
         return 0.0

@@ -33,13 +33,14 @@ def _kappa(collect: Collect) -> Callable[[Measure, Evidence], Value]:
         size = {name: problem.shards.total(square) for name, square in squares.items()}
         layers = {name: size[name] * pair.value for name, pair in pairs.items()}
         errors = {name: size[name] * pair.error for name, pair in pairs.items()}
+        how = "whole block of every layer" if all(pair.whole for pair in pairs.values()) else "Lanczos on layers' blocks"
         return Value(
             name=measure.name,
             value=collect(layers.values()),
             error=collect(errors.values()),
             exact=False,
             converged=all(pair.converged for pair in pairs.values()),
-            method=f"Lanczos on every layer's block, products {evidence.layer_method}",
+            method=f"{how}, products {evidence.layer_method}",
             layers=layers,
             layer_errors=errors,
             products=evidence.layer_products,

@@ -222,7 +222,7 @@ def eigenvalue(
         error=pair.error,
         exact=False,
         converged=pair.converged,
-        method=f"{method}, products by {evidence.products.method}",
+        method=f"{'whole Hessian' if pair.whole else method}, products by {evidence.products.method}",
         witness=None if direction is None else evidence.products.flat.to_dict(direction),
         details={"residual": pair.residual, "eigenvalue": pair.value, **(details or {})},
         notes=_dropped(evidence, operator),
