@@ -150,7 +150,7 @@ class Lanczos:
         if len(self._open) == 1:
             return shares[0].abs()
         units = torch.stack([unit(rest, self.shards) for _, rest in self._open])
-        overlaps = self.shards.totals(units @ units.mT).double().cpu()
+        overlaps = self.shards.totals(units @ units.mT).cpu().double()
         return (shares * (overlaps @ shares)).sum(0).clamp_min(0).sqrt()
 
     def blend(self, power: int) -> Tensor:
@@ -261,7 +261,7 @@ class Lanczos:
         """A vector without what it has of the basis from its `first` vector on, which is added to `overlaps`."""
         basis = self._basis[first : self._size]
         overlap = self.shards.totals(basis @ vector)
-        overlaps[first:] += overlap.double().cpu()
+        overlaps[first:] += overlap.cpu().double()
         return vector - basis.mT @ overlap
 
     def _append(self, vector: Tensor) -> None:

@@ -34,8 +34,8 @@ def whole_hessian(products: HessianProducts) -> Tensor | None:
     """
     lengths = scaling(products.problem.parameters, "block norms")
     lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-    columns = torch.stack(products(list(torch.diag(lengths))), dim=1).double().cpu()
-    found = columns / lengths.double().cpu()
+    columns = torch.stack(products(list(torch.diag(lengths))), dim=1).cpu().double()
+    found = columns / lengths.cpu().double()
     return found if bool(torch.isfinite(found).all()) else None
 
 
@@ -44,7 +44,7 @@ def scaled_eigenpair(hessian: Tensor, scale: Tensor, end: End, tolerance: float,
     kept = (scale > 0).nonzero().squeeze(1)
     if not len(kept):
         return no_direction(scale)
-    diagonal, rows = scale[kept].double().cpu(), kept.cpu()
+    diagonal, rows = scale[kept].cpu().double(), kept.cpu()
     matrix = diagonal[:, None] * hessian[rows][:, rows] * diagonal
     pair = eigenpair_of(matrix, scale, end, tolerance, further)
     vectors = scale.new_zeros(1 + len(pair.others), scale.numel())
@@ -74,7 +74,7 @@ class Columns:
     def advance(self, image: Tensor) -> None:
         """Take the image of `request`; after the last one it is `done`."""
         refuse_nonfinite(image, WHOLE)
-        self._images.append(image.double().cpu())
+        self._images.append(image.cpu().double())
         if len(self._images) == self._like.numel():
             self.result = eigenpair_of(torch.stack(self._images, dim=1), self._like, self.end, self.tolerance)
 

@@ -349,7 +349,7 @@ def _weighed(problem: Checked, outputs: Any, chunk: Batch) -> tuple[float, Tenso
             loss = problem.loss_function.mean(outputs, chunk.targets)
         return float(loss), torch.ones(len(chunk), dtype=torch.float64)
     loss, slopes = problem.slopes(outputs, chunk)
-    return loss, slopes.reshape(len(slopes), -1).abs().sum(1).double().cpu()
+    return loss, slopes.reshape(len(slopes), -1).abs().sum(1).cpu().double()
 
 
 def _column_sizes(problem: Checked, outputs: Any, chunk: Batch) -> Tensor | None:
