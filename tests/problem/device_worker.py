@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import spiritlevel as sl
+from spiritlevel.curvature import whole
 from spiritlevel.problem.devices import has_double
 
 NAMES = ["riemannian_spectral_norm", "rho_sum", "normalized_sharpness", "hessian_trace"]
@@ -126,8 +127,13 @@ def subject(device: torch.device) -> tuple[nn.Module, tuple[torch.Tensor, torch.
 
 
 def measured(device: torch.device) -> dict[str, float]:
+    """The default set, and its eigenvalues once more by searches, as larger networks have them."""
     report = sl.measure(*subject(device))
-    return {name: value.value for name, value in report.values.items()} | {"loss": report.loss}
+    worth, whole.WORTH = whole.WORTH, 0
+    searched = sl.measure(*subject(device), measures=["hessian_spectral_norm", "kappa_sum"])
+    whole.WORTH = worth
+    values = {name: value.value for name, value in report.values.items()} | {"loss": report.loss}
+    return values | {f"{name} by a search": value.value for name, value in searched.values.items()}
 
 
 def without_double(device: torch.device) -> dict[str, object]:

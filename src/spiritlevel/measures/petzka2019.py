@@ -33,7 +33,9 @@ def _kappa(collect: Collect) -> Callable[[Measure, Evidence], Value]:
         size = {name: problem.shards.total(square) for name, square in squares.items()}
         layers = {name: size[name] * pair.value for name, pair in pairs.items()}
         errors = {name: size[name] * pair.error for name, pair in pairs.items()}
-        how = "whole block of every layer" if all(pair.whole for pair in pairs.values()) else "Lanczos on layers' blocks"
+        how = (
+            "whole block of every layer" if all(pair.whole for pair in pairs.values()) else "Lanczos on layers' blocks"
+        )
         return Value(
             name=measure.name,
             value=collect(layers.values()),
