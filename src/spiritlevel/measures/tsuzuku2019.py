@@ -20,33 +20,39 @@ from spiritlevel.measuring.statistics import NoisyStatistics, Statistics
 MOST_POLISHED, NEWTON_STEPS = 200, 6
 
 
-def balanced_scales(h: Tensor, w: Tensor, most_steps: int = 10_000) -> tuple[Tensor, Tensor, Tensor]:
+def balanced_scales(
+    h: Tensor, w: Tensor, most_steps: int = 10_000, start: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """min over x, y of Σ_ij h_ij e^{x_i+y_j} + w_ij e^{−x_i−y_j} for h, w ≥ 0 of shape (…, rows, columns).
 
     Returns (minimum, x, y), the minimum one for each leading index. Each half step is the closed form
     x_i = ½ ln(Σ_j w_ij e^{−y_j} / Σ_j h_ij e^{y_j}). A row or column whose h (or w) is all zero adds exactly 0, its
     infimum being at infinity; its x or y is returned as +inf (−inf). So does any other entry that a direction to
-    infinity takes away.
+    infinity takes away. `start` is the y of a problem that is nearly the same: from there it takes a step or two.
 
     >>> h = torch.tensor([[4.0]]); w = torch.tensor([[9.0]])
     >>> float(balanced_scales(h, w)[0])  # 2·√(4·9)
     12.0
     """
     h, w = h.double().clamp(min=0), w.double()
-    curved_rows, curved_columns = (h > 0).any(-1), (h > 0).any(-2)
-    held = _held(h, w)
-    if not bool(held.all()):
+    curved = h > 0
+    curved_rows, curved_columns = curved.any(-1), curved.any(-2)
+    alive_rows, alive_columns = curved_rows, curved_columns
+    if not (bool(curved_rows.all() & curved_columns.all()) and bool((w > 0).all())):  # else every entry is held
+        held = _held(curved, w > 0)
         h, w = h.mul_(held), w * held
-    alive_rows, alive_columns = (h > 0).any(-1), (h > 0).any(-2)
+        alive_rows, alive_columns = (h > 0).any(-1), (h > 0).any(-2)
     y = torch.zeros(alive_columns.shape, dtype=torch.float64, device=h.device)
+    if start is not None:
+        y = torch.where(alive_columns & start.isfinite(), start, y)
     x = torch.zeros(alive_rows.shape, dtype=torch.float64, device=h.device)
-    value = torch.full(h.shape[:-2], float("inf"), dtype=torch.float64, device=h.device)
     up, down = _sums(h, w, y)
+    value = _minimum_over_rows(up, down)
     for _ in range(most_steps):
         x = _half_step(up, down)
         y = _half_step(*_sums(h.mT, w.mT, x))
         up, down = _sums(h, w, y)
-        new = 2 * (up * down).sqrt().sum(-1)
+        new = _minimum_over_rows(up, down)
         if bool((value - new <= 1e-15 * new).all()):
             value = torch.minimum(value, new)
             break
@@ -72,7 +78,7 @@ def _polished(h: Tensor, w: Tensor, x: Tensor, y: Tensor, value: Tensor) -> tupl
         step = torch.linalg.solve(hessian, gradient.unsqueeze(-1)).squeeze(-1)
         moved = x - step[..., :rows], y - step[..., rows:]
         above, below = _sums(h, w, moved[1])
-        new = 2 * (above * below).sqrt().sum(-1)
+        new = _minimum_over_rows(above, below)
         better = (new < value) & torch.isfinite(new)
         if not bool(better.any()):
             break
@@ -86,27 +92,32 @@ def _sums(h: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (h @ y.exp().unsqueeze(-1)).squeeze(-1), (w @ (-y).exp().unsqueeze(-1)).squeeze(-1)
 
 
+def _minimum_over_rows(up: Tensor, down: Tensor) -> Tensor:
+    """The minimum over x for the sums that y gives."""
+    return 2 * (up * down).sqrt().sum(-1)
+
+
 def _half_step(up: Tensor, down: Tensor) -> Tensor:
     """The best x for the sums that y gives."""
     return torch.where(up > 0, (down / torch.where(up > 0, up, 1.0)).log() / 2, 0.0)
 
 
-def _held(h: Tensor, w: Tensor) -> Tensor:
-    """The entries that no direction sends to zero; all others vanish together in the limit.
+def _held(curved: Tensor, weighted: Tensor) -> Tensor:
+    """The entries that no direction sends to zero, of those with h > 0 and with w > 0; all others vanish together in the limit.
 
     A direction (a, b) along which nothing grows has a_i ≤ −b_j where h_ij > 0 and −b_j ≤ a_i where w_ij > 0. Read these
     as edges of a graph on rows and columns: an entry is held where its row and its column lie on a common cycle.
     """
-    for full, other in ((w > 0, h > 0), (h > 0, w > 0)):
+    for full, other in ((weighted, curved), (curved, weighted)):
         if bool(full.all()):  # every row and column with an edge of the other kind then lies on one cycle
             return other.any(-1, keepdim=True) & other.any(-2, keepdim=True)
-    rows, columns = h.shape[-2:]
-    size = h.shape[:-2].numel() * (rows + columns)
-    upward, downward = (_nodes(array > 0, rows, columns) for array in (h, w))
+    rows, columns = curved.shape[-2:]
+    size = curved.shape[:-2].numel() * (rows + columns)
+    upward, downward = (_nodes(present, rows, columns) for present in (curved, weighted))
     sources, targets = torch.cat([upward[0], downward[1]]), torch.cat([upward[1], downward[0]])
     graph = coo_matrix((np.ones(len(sources)), (sources.numpy(), targets.numpy())), shape=(size, size))
     _, component = connected_components(graph, connection="strong")
-    component = torch.from_numpy(component).to(h.device).reshape(*h.shape[:-2], rows + columns)
+    component = torch.from_numpy(component).to(curved.device).reshape(*curved.shape[:-2], rows + columns)
     return component[..., :rows].unsqueeze(-1) == component[..., rows:].unsqueeze(-2)
 
 
@@ -132,7 +143,8 @@ def _normalized(statistics: Statistics) -> Reading:
     for name, layer in statistics.layers.items():
         h = layer.matrix(statistics.diagonal[name].clamp(min=0))
         w = layer.matrix(statistics.weights[name].square())
-        minimum, x, y = balanced_scales(_over_kernel(h), _over_kernel(w))
+        minimum, x, y = balanced_scales(_over_kernel(h), _over_kernel(w), start=statistics.starts.get(name))
+        statistics.starts.setdefault(name, y)
         layers[name] = float(minimum.sum())
         if isinstance(statistics, NoisyStatistics) and name in statistics.spread:
             diagonal, spread = (layer.matrix(each[name]) for each in (statistics.diagonal, statistics.spread))

@@ -206,7 +206,8 @@ class Evidence:
             arrays = {kind: self._changed(kind, shift[kind]) if kind in kinds | {TRACE} else {} for kind in STATISTICS}
             if DIAGONAL in self._kinds:
                 arrays[TRACE] = plus(self.statistics.trace, division_of(self.problem).sums(shift[DIAGONAL]))
-            yield Statistics(self.statistics.layers, self.statistics.weights, metrics=self.metrics, **arrays)
+            layers, weights, starts = self.statistics.layers, self.statistics.weights, self.statistics.starts
+            yield Statistics(layers, weights, metrics=self.metrics, starts=starts, **arrays)
 
     def _changed(self, kind: str, changes: Arrays) -> Arrays:
         found = getattr(self.statistics, kind)

@@ -31,6 +31,7 @@ class Statistics:
         fisher: Parameter name → (1/N) Σ_n (∂ℓ_n/∂θ_i)².
         whitened, relative, normalized: Weight's name → the trace of its block in that metric, one number.
         metrics: Those metrics.
+        starts: Weight's name → where a reading's own search for a minimum ended, for readings of nearly the same statistics.
     """
 
     layers: Mapping[str, Layer]
@@ -44,6 +45,7 @@ class Statistics:
     relative: Arrays = field(default_factory=dict)
     normalized: Arrays = field(default_factory=dict)
     metrics: Metrics = field(default_factory=dict)
+    starts: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
