@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Two workers with one thread each: more threads than cores slow each other down tenfold.
 WORKERS ?= 2
 
-.PHONY: setup demo bench docs fuzz bias left-out test lint format wheel clean
+.PHONY: setup demo bench docs fuzz bias left-out rates test lint format wheel clean
 .DEFAULT_GOAL := setup
 
 setup: .venv/installed
@@ -53,6 +53,10 @@ bias: setup
 # Forty networks of which few samples carry nearly all curvature, against dense Hessians. A table of docs/reliability.md.
 left-out: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz.left_out $(LEFT_OUT)
+
+# A hundred networks by searches, against dense Hessians: how often a certified eigenvalue is not right. A table of docs/reliability.md.
+rates: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz.rates $(RATES)
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import dense_oracle
 import spiritlevel as sl
-from fuzz import bias, left_out
+from fuzz import bias, left_out, rates
 from fuzz import check as checking
 from fuzz.campaign import Figures
 from fuzz.check import check, reason, unchanged
@@ -157,6 +157,17 @@ def test_samples_that_are_left_out_are_held_against_the_definition(capsys, monke
     left_out._count(figures, case, "float64", value, Truth(1.0, 1.0), 1e-3)
     assert figures == {("probes", "count"): 1, ("probes", "outside 1"): 1, ("probes", "outside 2"): 0}
     assert len([*left_out.cases()]) == 80
+    assert not capsys.readouterr().err
+
+
+def test_searches_are_held_against_the_definition(capsys, own_precision) -> None:
+    figures = Counter()
+    rates.judged(3, figures)
+    assert figures[1e-4, "count"] == len(rates.MEASURES)
+    assert not any(figures[tolerance, "outside"] for tolerance in rates.TOLERANCES)
+    value = sl.Value("hessian_spectral_norm", 1.1, 0.06, exact=False, converged=True, method="Lanczos")
+    assert rates.distance(value, Truth(1.0, 1.0), 1e-9) == pytest.approx(0.1)
+    assert len({repr(rates.subject(number)) for number in range(rates.NETWORKS)}) == rates.NETWORKS
     assert not capsys.readouterr().err
 
 

@@ -196,7 +196,7 @@ class Evidence:
         for name in parameters:
             arrays[TRACE].setdefault(name, torch.zeros((), dtype=torch.float64))
         whole = {kind: Whole(each, division) if kind in BY_ENTRY else each for kind, each in arrays.items()}
-        return Statistics(self.anatomy.layers, self._weights, metrics=self.metrics, **whole)
+        return Statistics(self.anatomy.layers, self._weights, metrics=self.metrics, starts={}, **whole)
 
     def shifted(self, kinds: frozenset[str]) -> Iterator[Statistics]:
         """The same statistics with what rounding and kinks may have changed, one possible change after the other, and
