@@ -7,11 +7,12 @@ a digit left, or leaves its range, its difference says nothing of double precisi
 places as well, and what that changes is no less than what rounding does. Samples with an activation so near to its kink that
 rounding decides between its sides are compared for themselves: there the difference is as large as the sample's share.
 Where single precision loses digits, its rounding is drawn several times: one draw may come out small by chance. So it is where
-weights or inputs in double precision are measured in single.
+parameters moved in their last places change much of what the loss makes of the outputs, and where weights or inputs in double precision are measured in single.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from spiritlevel.curvature.lanczos import Eigenpair
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
 from spiritlevel.problem.sharded import division_of
+from spiritlevel.problem.survey import column_sizes
 from spiritlevel.problem.tensors import is_about_precision
 
 # The heaviest samples are compared in so many groups, whose differences cannot cancel; and the difference is taken four times,
@@ -32,9 +34,10 @@ GROUPS, MARGIN = 2, 4
 MANY = 2_000_000
 # Where single precision differs by this share of a number, it does not say what double precision does. What single precision itself does
 # is then more than a unit of the last place, and one draw of something random: a certain network's rounding may be a thousandth of a
-# number and come out as a hundredth of that. So the mean of so many draws is taken, with parameters moved in their last places.
+# number and come out as a hundredth of that. So the mean of so many draws is taken, with parameters moved in their last places, and this
+# many times: of three draws the mean may be small too (of 160 certain networks one was outside its error without).
 FEW_DIGITS = {torch.float64: 1e-3, torch.float32: 2e-5}
-DRAWS = 3
+DRAWS, SPREAD = 3, 1.5
 # What is assumed where a network cannot run in another precision, in units of rounding.
 UNKNOWN = 256
 
@@ -83,10 +86,11 @@ def _all_shifts(
 ) -> list[Arrays] | None:
     """The shifts of the heaviest samples in groups and of those near a kink, scaled to all of their kind."""
     shifts: list[Arrays] = []
+    unsure = _outputs_lack_digits(problem)
     for samples, count in ((problem.survey.heavy, groups), (problem.survey.near, 1)):
         for batch in samples.groups(count, problem.chunk_size):
             weight = MARGIN * samples.scale * problem.weight_of(batch)
-            found = _shifts(problem, batch, compute, weight, order, kept_in)
+            found = _shifts(problem, batch, compute, weight, order, kept_in, unsure)
             if found is None:
                 return None
             shifts += found
@@ -100,8 +104,10 @@ def _shifts(
     weight: float,
     order: float,
     kept_in: torch.dtype,
+    unsure: bool,
 ) -> list[Arrays] | None:
-    """What rounding may add to the arrays of one batch; None where the network runs in its own precision only."""
+    """What rounding may add to the arrays of one batch, of which several draws are taken where one would be unsure; None where the
+    network runs in its own precision only."""
     mine, other = compute(batch), torch.float64 if problem.dtype == torch.float32 else torch.float32
     try:
         with problem.in_precision(other) as fitted:
@@ -112,7 +118,7 @@ def _shifts(
         return None
     share = weight * share_of_rounding(problem, order)
     # Arrays may be in parts over the processes, which must all take as many shifts.
-    few_digits = _few_digits_in_common(mine, found, FEW_DIGITS[problem.dtype])
+    few_digits = unsure or _few_digits_in_common(mine, found, FEW_DIGITS[problem.dtype])
     if not division_of(problem).any(few_digits) and not _was_rounded(problem):
         return [_difference(mine, found, share, kept_in)]
     if problem.dtype == torch.float64:
@@ -121,7 +127,37 @@ def _shifts(
             _difference(mine, _nudged(problem, batch, compute, 1), weight, kept_in),
         ]
     draws = [mine, *(_nudged(problem, batch, compute, draw) for draw in range(1, DRAWS))]
-    return [_difference(draw, found, share / DRAWS, kept_in) for draw in draws]
+    return [_difference(draw, found, share * SPREAD / DRAWS, kept_in) for draw in draws]
+
+
+def _outputs_lack_digits(problem: Problem) -> bool:
+    """Whether moving parameters in their last places changes much of what the loss makes of the heaviest samples' outputs.
+
+    Few samples may hold nearly all of the curvature, and one draw of their rounding may say anything; several draws of their outputs,
+    which cost next to nothing, do not all come out small by chance.
+    """
+    batch = problem.survey.heavy.batch
+    if problem.dtype != torch.float32 or problem.whole or batch is None:
+        return False
+    made = _made_of_outputs(problem, batch)
+    if made is None:
+        return False
+    changes = []
+    for draw in range(1, DRAWS + 1):  # all of them: processes that share a model run it equally often
+        with problem.in_precision(problem.dtype, nudged=draw):
+            moved = _made_of_outputs(problem, batch)
+        changes.append(math.inf if moved is None else float((moved - made).norm()))
+    return not max(changes) <= FEW_DIGITS[problem.dtype] * float(made.norm())
+
+
+def _made_of_outputs(problem: Problem, batch: Batch) -> Tensor | None:
+    """What the loss makes of a batch's outputs: how large the columns of ∇²ℓ are where that is known, else its slopes."""
+    with torch.no_grad():
+        outputs = problem.outputs(problem.parameters, batch)
+    if not isinstance(outputs, Tensor) or not outputs.dim() or len(outputs) != len(batch):
+        return None
+    sizes = column_sizes(problem, outputs, batch)
+    return problem.slopes(outputs, batch)[1] if sizes is None else sizes
 
 
 def _nudged(problem: Problem, batch: Batch, compute: Callable[[Batch], Arrays], draw: int) -> Arrays:

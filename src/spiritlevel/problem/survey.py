@@ -182,7 +182,7 @@ def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
             near.add(
                 chunk, curving, problem.shards.joined(tracer.near, len(chunk)) if not problem.whole else tracer.near
             )
-            sizes.append(_column_sizes(problem, outputs, chunk) if None not in sizes else None)
+            sizes.append(column_sizes(problem, outputs, chunk) if None not in sizes else None)
             weighed.append(masses)
             reaches.append({name: _over(part, masses) for name, part in felt.items()})
     problem.work.add(passes=1)
@@ -352,7 +352,7 @@ def _weighed(problem: Checked, outputs: Any, chunk: Batch) -> tuple[float, Tenso
     return loss, slopes.reshape(len(slopes), -1).abs().sum(1).cpu().double()
 
 
-def _column_sizes(problem: Checked, outputs: Any, chunk: Batch) -> Tensor | None:
+def column_sizes(problem: Checked, outputs: Any, chunk: Batch) -> Tensor | None:
     """How large the columns of ∇²ℓ are, on the CPU; None where the loss does not give them, or they are too many."""
     columns = outputs[0].numel() if isinstance(outputs, Tensor) and outputs.dim() == 2 else MOST_SIZES
     if problem.loss_function.curvature is None or problem.data.samples * columns > MOST_SIZES:
