@@ -59,18 +59,24 @@ def gather(folder: Path, results: Path = HERE) -> Path:
     write_whole(place / "results.csv", short(results_csv(study)))
     if study.marks:
         write_whole(place / "levels.csv", short(levels_csv(study)))
-    for name, checkpoint in pair(ran):
-        if not (place / name).exists():  # any network of a batch will do, and weights are large
+    wanted = {
+        (model, batch) for model, batch, _ in ends(study)
+    }  # of all runs together: this one may have had other batches
+    for model, batch, checkpoint in pair(ran):
+        name = f"{model}-batch-{batch}.safetensors"
+        if (model, batch) in wanted and not (
+            place / name
+        ).exists():  # any network of a batch will do, and weights are large
             write_whole(place / name, checkpoint.read_bytes())
     return place
 
 
-def pair(study: Study) -> Iterator[tuple[str, Path]]:
+def pair(study: Study) -> Iterator[tuple[str, int, Path]]:
     """The weights of one network at the smallest and one at the largest batch, if they are small enough to be shipped."""
     for model, batch, hashes in ends(study):
         checkpoint = StudyFolder(study.folder).cell(hashes[0]).checkpoint
         if checkpoint.is_file() and checkpoint.stat().st_size <= LARGEST_CHECKPOINT:
-            yield f"{model}-batch-{batch}.safetensors", checkpoint
+            yield model, batch, checkpoint
 
 
 def described(plain: dict[str, Any], study: Study) -> dict[str, Any]:
