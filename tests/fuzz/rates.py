@@ -34,7 +34,7 @@ def subject(number: int) -> Subject:
             FAMILIES[number % 8],
             ACTIVATIONS[number // 8 % 4],
             depth=1 + number % 2,
-            width=(6, 8, 5)[number % 3],
+            width=(16, 24, 12)[number % 3],
             seed=1000 + number,
         ),
         "mse" if squared else "cross_entropy",
