@@ -13,6 +13,7 @@ parameters moved in their last places change much of what the loss makes of the 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -38,8 +39,13 @@ MANY = 2_000_000
 # many times: of three draws the mean may be small too (of 160 certain networks one was outside its error without).
 FEW_DIGITS = {torch.float64: 1e-3, torch.float32: 2e-5}
 DRAWS, SPREAD = 3, 1.5
+# Whether outputs have their digits is looked at in so many of the heaviest samples: of more, one draw tells enough.
+HEAVIEST = 8
 # What is assumed where a network cannot run in another precision, in units of rounding.
 UNKNOWN = 256
+
+# Of every problem that was asked about: whether its outputs lack digits.
+_LACKING: weakref.WeakKeyDictionary[Problem, bool] = weakref.WeakKeyDictionary()
 
 Arrays = dict[str, dict[str, Tensor]]
 
@@ -86,11 +92,12 @@ def _all_shifts(
 ) -> list[Arrays] | None:
     """The shifts of the heaviest samples in groups and of those near a kink, scaled to all of their kind."""
     shifts: list[Arrays] = []
-    unsure = _outputs_lack_digits(problem)
+    if problem not in _LACKING:
+        _LACKING[problem] = _outputs_lack_digits(problem)
     for samples, count in ((problem.survey.heavy, groups), (problem.survey.near, 1)):
         for batch in samples.groups(count, problem.chunk_size):
             weight = MARGIN * samples.scale * problem.weight_of(batch)
-            found = _shifts(problem, batch, compute, weight, order, kept_in, unsure)
+            found = _shifts(problem, batch, compute, weight, order, kept_in, _LACKING[problem])
             if found is None:
                 return None
             shifts += found
@@ -139,6 +146,7 @@ def _outputs_lack_digits(problem: Problem) -> bool:
     batch = problem.survey.heavy.batch
     if problem.dtype != torch.float32 or problem.whole or batch is None:
         return False
+    batch = batch[:HEAVIEST] if batch.divisible else batch
     made = _made_of_outputs(problem, batch)
     if made is None:
         return False
