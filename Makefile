@@ -39,8 +39,13 @@ lint: setup
 # A worker takes whole files, whose fixtures are then made once; in the order of tests/conftest.py, slow ones first. What is
 # compiled is kept for the processes that tests start, whatever the surroundings say. A worker that dies ends the run, with the
 # name of its test: xdist would start another one and, with whole files to a worker, wait for ever for what the first had left.
-test: lint
-	PYTHONDONTWRITEBYTECODE= SPIRITLEVEL_COVERAGE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# Types are checked beside the tests, which leave a core free now and then, and told after them.
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p out; $(BIN)/mypy > out/mypy.txt 2>&1 & types=$$!; \
+	PYTHONDONTWRITEBYTECODE= SPIRITLEVEL_COVERAGE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0; tests=$$?; \
+	wait $$types; types=$$?; cat out/mypy.txt; exit $$((tests + types))
 
 # Thousands of random inputs against definitions; the figures go to out/fuzz.json and docs/reliability.md.
 fuzz: setup
