@@ -58,9 +58,8 @@ def test_blocks_are_written_down_as_well() -> None:
     assert value.method.startswith("whole block of every layer")
 
 
-@pytest.mark.parametrize("names", [[*OPERATORS, "kappa_sum"]])
-def test_searches_find_the_same(names: list[str], request: pytest.FixtureRequest) -> None:
-    model, data = network()
+def test_searches_find_the_same(request: pytest.FixtureRequest) -> None:
+    (model, data), names = network(), [*OPERATORS, "kappa_sum"]
     whole = sl.measure(model, data, measures=names, tolerance=1e-8)
     request.getfixturevalue("by_searches")
     searched = sl.measure(model, data, measures=names, tolerance=1e-8)

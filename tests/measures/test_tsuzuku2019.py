@@ -54,16 +54,16 @@ def test_a_start_from_a_problem_nearby_takes_fewer_steps_to_the_same_minimum(mon
     steps = []
     half_step = tsuzuku2019._half_step
     monkeypatch.setattr(tsuzuku2019, "_half_step", lambda *sums: steps.append(1) or half_step(*sums))
-    cold = float(balanced_scales(near, w)[0])
-    needed = len(steps)
-    for start in (balanced_scales(h, w)[2], balanced_scales(before, w)[2]):
+    starts = [balanced_scales(each, w)[2] for each in (h, before)]
+    taken = []
+    for start in (None, *starts):
         steps.clear()
-        assert float(balanced_scales(near, w, start=start)[0]) == pytest.approx(cold, rel=1e-14)
-        assert len(steps) <= needed
-    steps.clear()
-    balanced_scales(near, w, start=balanced_scales(h, w)[2])
-    taken = len(steps) - needed  # that of the start itself
-    assert taken <= needed / 2
+        taken.append((float(balanced_scales(near, w, start=start)[0]), len(steps)))
+    (cold, needed), (warm, few), (other, some) = taken
+    assert warm == pytest.approx(cold, rel=1e-14)
+    assert other == pytest.approx(cold, rel=1e-14)
+    assert few <= needed / 2
+    assert some <= needed
 
 
 def test_rows_and_columns_of_zeros_add_nothing():
