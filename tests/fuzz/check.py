@@ -186,11 +186,16 @@ def allowance(measure: str, truth: Truth, unit: float) -> float:
     return truth.own + (min(near_zero, unit * truth.scale**2 / truth.value) if truth.value > 0 else near_zero)
 
 
+def distance(value: sl.Value, truth: Truth) -> float:
+    """How far a number is from its definition, beyond what that is known to."""
+    return max(0.0, abs(value.value - truth.value) - allowance(value.name, truth, ROUNDING["float64"]))
+
+
 def _compared(name: str, kind: str, value: Any, truth: Truth, rounding: float) -> Judged:
-    distance = abs(value.value - truth.value)
+    off = abs(value.value - truth.value)
     allowed = WIDTH[kind] * value.error + rounding
-    within = distance <= value.error + rounding
-    excess = 0.0 if distance == 0 else distance / allowed if allowed > 0 else math.inf
+    within = off <= value.error + rounding
+    excess = 0.0 if off == 0 else off / allowed if allowed > 0 else math.inf
     return Judged(name, kind, value.value, value.error, truth.value, math.inf if math.isnan(excess) else excess, within)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spiritlevel as sl
-from fuzz.check import ROUNDING, allowance
+from fuzz.check import distance
 from fuzz.losses import LOSSES
 from fuzz.oracle import Truth, quantities, truths
 from fuzz.subjects import Built
@@ -189,11 +189,11 @@ def _count(
     figures: Counter[tuple[str, str]], case: Case, dtype: str, value: sl.Value, truth: Truth, tolerance: float
 ) -> None:
     kind = _kind(value, dtype)
-    distance = abs(value.value - truth.value) - allowance(value.name, truth, ROUNDING["float64"])
+    off = distance(value, truth)
     figures[kind, "count"] += 1
     for times in (1, 2):
-        figures[kind, f"outside {times}"] += distance > times * value.error
-    if distance > (2 if kind != "probes" else 4) * value.error:
+        figures[kind, f"outside {times}"] += off > times * value.error
+    if off > (2 if kind != "probes" else 4) * value.error:
         said = f"{value.value:.9g} ± {value.error:.2g} for {truth.value:.9g}, {kind}, {dtype}, tolerance {tolerance:g}"
         print(f"{case}: {value.name} {said}", file=sys.stderr, flush=True)
 

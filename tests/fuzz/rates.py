@@ -13,9 +13,9 @@ from collections import Counter
 import torch
 
 import spiritlevel as sl
-from fuzz.check import ROUNDING, allowance
+from fuzz.check import distance
 from fuzz.networks import Network
-from fuzz.oracle import Truth, quantities, truths
+from fuzz.oracle import quantities, truths
 from fuzz.subjects import Options, Samples, Subject, build
 from spiritlevel.problem import batches
 
@@ -52,18 +52,13 @@ def judged(number: int, figures: Counter[tuple[float, str]]) -> None:
     for tolerance in TOLERANCES:
         report = sl.measure(built.model, built.data, built.loss, measures=list(MEASURES), tolerance=tolerance)
         for name, truth in expected.items():
-            off = distance(report[name], truth, ROUNDING[report.problem["dtype"]])
+            off = distance(report[name], truth)
             figures[tolerance, "count"] += 1
             figures[tolerance, "outside"] += off > report[name].error
             figures[tolerance, "far"] += report[name].converged and off > tolerance * abs(truth.value)
             if off > report[name].error:
                 said = f"{report[name].value:.9g} ± {report[name].error:.2g} for {truth.value:.9g}"
                 print(f"{number}, tolerance {tolerance:g}: {name} {said}", file=sys.stderr, flush=True)
-
-
-def distance(value: sl.Value, truth: Truth, unit: float) -> float:
-    """How far a number is from its definition, beyond what rounding may do."""
-    return max(0.0, abs(value.value - truth.value) - allowance(value.name, truth, unit))
 
 
 def main() -> int:
