@@ -97,6 +97,18 @@ def test_seeds_of_a_point_are_grouped_and_first_seeds_come_first(tiny, tmp_path)
     assert sizes == [{16}, {30}, {16}, {30}]
 
 
+def test_starts_of_one_seed_are_grouped_where_they_share_their_batches(tiny, tmp_path):
+    starts = 'factors.model.initialization=["xavier_normal", "kaiming_uniform"]'
+    lenets = ["data.name=random:60,1x8x8,3,0", "model.name=lenet5", "seeds=2", starts]
+    groups = prepare(read_plan(tiny, overrides=lenets), StudyFolder(tmp_path / "out"))
+    found = [
+        [(cell.config().seed, cell.config().training.batch_size, cell.config().model.initialization) for cell in group]
+        for group in groups
+    ]
+    pairs = [(seed, size) for seed in (0, 1) for size in (16, 30)]
+    assert found == [[(*pair, "xavier_normal"), (*pair, "kaiming_uniform")] for pair in pairs]
+
+
 def test_what_cannot_work_is_refused_before_anything_is_computed(tiny, tmp_path):
     for override, says in (
         ('factors.model.name=["mlp:8", "lenet"]', "lenet needs images"),

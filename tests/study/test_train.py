@@ -15,15 +15,19 @@ from spiritlevel.study.train import (
     load_samples,
     noisy_labels,
     seed_for,
+    shares_batches,
     train,
 )
 
 
-def config(*, seed: int = 0, data: dict[str, Any] | None = None, model: str = "mlp:8", **training: Any) -> CellConfig:
+def config(
+    *, seed: int = 0, data: dict[str, Any] | None = None, model: str = "mlp:8", start: str = "default", **training: Any
+) -> CellConfig:
     settings = {"learning_rate": 0.1, "batch_size": 16, "epochs": 2, **training}
     given = {"name": "random:50,6,3,0", **(data or {})}
+    network = {"name": model, "initialization": start}
     return CellConfig.model_validate(
-        {"data": given, "model": {"name": model}, "training": settings, "measure": {}, "seed": seed}
+        {"data": given, "model": network, "training": settings, "measure": {}, "seed": seed}
     )
 
 
@@ -106,6 +110,50 @@ def test_an_ensemble_is_its_members_to_rounding_also_when_some_end_before_others
         loss, _ = evaluate(one.model, *_training_data(cells[0]))
         assert loss == pytest.approx(one.curve[-1].train_loss)  # the weights are those of its own last epoch
     assert [trained.ensemble for trained in together] == [4] * 4
+
+
+STARTS = ("xavier_normal", "kaiming_uniform", "normal")
+
+
+@pytest.mark.parametrize("shape", ["2x8x8", "3x32x32"])
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "options"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9, "learning_rate": 0.003}, {"momentum": 0.9}),
+        (torch.optim.Adam, {"optimizer": "adam", "learning_rate": 0.003}, {}),
+    ],
+)
+def test_lenets_that_start_from_other_weights_share_their_batches(shape, optimizer, settings, options):
+    data = {"name": f"random:30,{shape},3,0"}
+    cells = [config(model="lenet5", data=data, start=start, epochs=3, batch_size=8, **settings) for start in STARTS]
+    trained = run(*cells)
+    assert [each.ensemble for each in trained] == [3] * 3
+    for cell, each in zip(cells, trained, strict=True):
+        torch.testing.assert_close(weights(each), by_torch(cell, optimizer, **options), rtol=1e-3, atol=1e-5)
+
+
+def test_lenets_that_share_their_batches_may_end_one_after_the_other():
+    stop = {"stop": {"train_loss": 0.5}, "epochs": 40, "optimizer": "adam", "learning_rate": 0.003}
+    data = {"name": "random:40,1x8x8,3,0"}
+    cells = [config(model="lenet5", data=data, start=start, **stop) for start in STARTS]
+    together, alone = run(*cells), [run(cell)[0] for cell in cells]
+    assert len({len(trained.curve) for trained in alone}) > 1
+    for one, other in zip(together, alone, strict=True):
+        assert (len(one.curve), one.steps, one.stop_reason) == (len(other.curve), other.steps, other.stop_reason)
+        torch.testing.assert_close(weights(one), weights(other), rtol=1e-3, atol=1e-4)
+
+
+def test_lenets_share_batches_that_are_small_unless_asked_not_to():
+    samples = load_samples(config(data={"name": "random:20,1x8x8,3,0"}).data)
+
+    def shares(model: str, **training: Any) -> bool:
+        cell = config(model=model, **training)
+        return shares_batches(cell, build(cell, samples.train))
+
+    assert shares("lenet5", batch_size=64)
+    assert not shares("lenet5", batch_size=512)
+    assert not shares("lenet5", batch_size=64, ensemble=1)
+    assert not shares("convnet", batch_size=64)
 
 
 def _training_data(cell: CellConfig) -> tuple[torch.Tensor, torch.Tensor]:

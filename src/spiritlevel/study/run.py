@@ -7,7 +7,7 @@ import errno
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from spiritlevel.errors import SpiritLevelError, listed
@@ -20,7 +20,7 @@ from spiritlevel.study.progress import Count, StudyProgress
 from spiritlevel.study.settings import Plan, PlannedCell
 from spiritlevel.study.status import Summary, summarize
 from spiritlevel.study.store import CellFolder, StudyFolder, Tell, silent
-from spiritlevel.study.train import Samples, build, ensemble_size, load_samples
+from spiritlevel.study.train import Samples, build, ensemble_size, load_samples, shares_batches
 from spiritlevel.study.worker import DISK_FULL, HELD, NO_STORE, REFUSED, is_disk_full
 
 # A worker that was killed or crashed is tried once more.
@@ -78,12 +78,13 @@ Group = tuple[CellFolder, ...]
 
 
 def prepare(plan: Plan, folder: StudyFolder, tell: Tell = silent) -> list[Group]:
-    """Write the cells down, grouped by how they are trained: alone, or several seeds together.
+    """Write the cells down, grouped by how they are trained: alone, or several seeds or several starts together.
 
     Loads the data and builds every kind of network once: what cannot work is refused before anything is computed.
     """
     samples: dict[str, Samples] = {}
     together: dict[str, int] = {}
+    sharing: set[str] = set()
     code: dict[str, Code] = {}
     contents: dict[str, Contents] = {}
     for cell in plan.cells:
@@ -94,11 +95,12 @@ def prepare(plan: Plan, folder: StudyFolder, tell: Tell = silent) -> list[Group]
         if point not in together:
             network = build(cell.config, samples[key].train)
             together[point] = ensemble_size(cell.config, network, len(plan.seeds))
+            sharing |= {point} if shares_batches(cell.config, network) else set()
             code[point] = code_of(cell.config, samples[key].train)
         found = Contents(samples[key].fingerprint, code[point])
         contents[hash_of(cell.config, *found)] = found
     folders = folder.write(plan, contents, tell)
-    groups = _groups(plan.cells, together)
+    groups = _groups(plan.cells, together, sharing)
     return [tuple(folders[position] for position in group) for group in groups]
 
 
@@ -107,20 +109,27 @@ def _point(cell: PlannedCell) -> str:
     return cell.config.model_copy(update={"seed": 0}).model_dump_json()
 
 
-def _groups(cells: Sequence[PlannedCell], together: Mapping[str, int]) -> list[list[int]]:
+def _groups(cells: Sequence[PlannedCell], together: Mapping[str, int], sharing: Set[str]) -> list[list[int]]:
     """Positions of cells that are trained together, those of the first seeds of every point first.
 
-    So a study that is cut short has some of everything.
+    So a study that is cut short has some of everything. Points in `sharing` are joined with those that start from other weights.
     """
     points: dict[str, list[int]] = defaultdict(list)
     for position, cell in enumerate(cells):
         points[_point(cell)].append(position)
-    chunks = [
-        (start, positions[start : start + together[point]])
-        for point, positions in points.items()
-        for start in range(0, len(positions), together[point])
-    ]
-    return [chunk for _, chunk in sorted(chunks, key=lambda entry: entry[0])]
+    joined: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for point, positions in points.items():
+        for start in range(0, len(positions), together[point]):
+            chunk = positions[start : start + together[point]]
+            key = _without_start(cells[chunk[0]]) if point in sharing else f"alone {point}"
+            joined[start, key] += chunk
+    return [positions for _, positions in sorted(joined.items(), key=lambda entry: entry[0][0])]
+
+
+def _without_start(cell: PlannedCell) -> str:
+    """The cell without what its weights start from: such cells see the same batches."""
+    model = cell.config.model.model_copy(update={"initialization": ""})
+    return cell.config.model_copy(update={"model": model}).model_dump_json()
 
 
 class _Run:

@@ -14,17 +14,20 @@ from torch import Tensor, nn
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.along import Kept, Mark, Scores, Watch, kept_at
 from spiritlevel.study.evaluation import Evaluation, gradient_norm
-from spiritlevel.study.learners import Alone, Learner, Together
+from spiritlevel.study.learners import Alone, Learner, SameBatches, Together
 from spiritlevel.study.settings import CellConfig, DataSection, TrainingSection
 from spiritlevel.study.trail import Place, Trail, first_crossing
 from spiritlevel.subjects.data import SOURCES, Dataset, load_data
 from spiritlevel.subjects.networks import build_model
+from spiritlevel.subjects.networks.convolutional import LeNet
 from spiritlevel.subjects.networks.dense import FullyConnected
 from spiritlevel.subjects.preprocessing import Standardization, statistics_of
 
 # Measured: six to sixteen fully connected networks gain from training together while weights × batch size is below this.
 LARGEST_SHARED_STEP = 6_000_000
 FEWEST_SHARED, MOST_SHARED = 6, 16
+# Measured: LeNets that differ in their starting weights only gain from sharing their batches up to this size.
+LARGEST_SHARED_BATCH = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,12 +139,18 @@ def ensemble_size(config: CellConfig, model: nn.Module, seeds: int) -> int:
     return math.ceil(seeds / math.ceil(seeds / MOST_SHARED))
 
 
+def shares_batches(config: CellConfig, model: nn.Module) -> bool:
+    """Whether networks of other starting weights are trained with this one, on the same batches, because that is faster."""
+    small = config.training.batch_size <= LARGEST_SHARED_BATCH
+    return isinstance(model, LeNet) and small and config.training.ensemble is None
+
+
 # Told after an epoch that is evaluated: which, and the train losses of those still in training, by position.
 AfterEpoch = Callable[[int, Mapping[int, float]], None]
 
 
 def train(configs: Sequence[CellConfig], samples: Samples, after_epoch: AfterEpoch | None = None) -> list[Trained]:
-    """Train the cells, which may differ in their seed only; more than one are trained as an ensemble.
+    """Train the cells, which may differ in their seed only, or LeNets in how they start only; more than one as an ensemble.
 
     Repeatable bit for bit with the same cells, machine and number of threads. The global generator is left as it was.
     """
@@ -149,7 +158,7 @@ def train(configs: Sequence[CellConfig], samples: Samples, after_epoch: AfterEpo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(configs[0].seed, "network"))  # for networks that draw, such as dropout
         runs = [_Run(config, samples) for config in configs]
-        learner: Learner = Alone(runs[0], training) if len(runs) == 1 else Together(runs, training)
+        learner = _learner(configs, runs)
         going = list(runs)
         for epoch in range(1, training.epochs + 1):
             rate = _learning_rate(training, epoch)
@@ -169,6 +178,14 @@ def train(configs: Sequence[CellConfig], samples: Samples, after_epoch: AfterEpo
                 learner.keep(still)
                 going = [going[position] for position in still]
         return [run.result(len(configs)) for run in runs]
+
+
+def _learner(configs: Sequence[CellConfig], runs: Sequence[_Run]) -> Learner:
+    training = configs[0].training
+    if len(runs) == 1:
+        return Alone(runs[0], training)
+    same = len({config.seed for config in configs}) == 1
+    return SameBatches(runs, training) if same else Together(runs, training)
 
 
 def _learning_rate(training: TrainingSection, epoch: int) -> float:
