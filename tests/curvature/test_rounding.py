@@ -1,5 +1,6 @@
 """What rounding may have changed is in the error, in double precision too."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -7,8 +8,10 @@ import spiritlevel as sl
 from fuzz.found import FOUND
 from fuzz.subjects import build
 from spiritlevel.curvature import rounding
+from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.problem import Problem
 from spiritlevel.problem.shards import Shards
+from spiritlevel.problem.survey import Heavy
 
 
 def test_terms_that_cancel_in_double_precision_are_seen():
@@ -90,3 +93,35 @@ def test_outputs_have_their_digits_in_an_ordinary_network_and_under_a_loss_that_
     assert not rounding._outputs_lack_digits(Problem(model, "mse", (1e4 * x, 1e4 * torch.randn(6, 3))))
     many = 4e3 * torch.randn(400, 4)
     assert rounding._outputs_lack_digits(Problem(model, "cross_entropy", (many, model(many).argmax(1))))
+
+
+def test_of_a_large_network_the_samples_that_hold_most_of_the_mass_stand_for_all(own_precision):
+    """A number that goes with the mass has the same error however few of the heaviest samples are computed twice."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(1000, 10), torch.randn(2000, 1000)
+    with torch.no_grad():
+        y = model(x) + 1e-3 * torch.randn(2000, 10)
+        y[:20] += 1  # nearly all mass is here
+    problem = Problem(model, "mse", (x, y))
+    assert not problem.small
+    heavy = problem.survey.heavy
+    masses = {float(row[0]): float(mass) for row, mass in zip(heavy.batch.inputs, heavy.masses, strict=True)}
+    seen: list[int] = []
+
+    def compute(batch):
+        seen.append(len(batch))
+        exact = sum(masses[float(row[0].float())] for row in batch.inputs) / len(batch)
+        return [exact if batch.inputs.dtype == torch.float64 else (1 + 1e-6) * exact]
+
+    [error] = rounding.rounding_errors(problem, compute)
+    assert sum(seen) == 2 * 17 < 2 * len(heavy.masses)
+    assert error == pytest.approx(rounding.MARGIN * 1e-6 * heavy.total / problem.samples, rel=1e-4)
+
+
+def test_no_fewer_samples_are_compared_than_hold_their_share_of_the_mass():
+    masses = torch.tensor([4.0, 2.0, 1.0, 1.0])
+    heavy = Heavy(Batch(torch.arange(4.0), torch.arange(4)), masses, 10.0)
+    asked = ((0.3, 1), (0.6, 1), (0.65, 1), (0.3, 3))
+    assert [len(heavy.holding(share, fewest).masses) for share, fewest in asked] == [1, 2, 3, 3]
+    assert heavy.holding(0.9, 1) is heavy  # they do not hold so much
+    assert heavy.holding(0.6, 1).scale == 10 / 6

@@ -33,6 +33,9 @@ from spiritlevel.problem.tensors import is_about_precision
 GROUPS, MARGIN = 2, 4
 # Larger models are compared in one group: every group keeps arrays as large as the model.
 MANY = 2_000_000
+# Of a large network no more of them are compared than hold this share of the mass, and so many at least: those that are left change
+# the difference by less than its margin.
+ENOUGH, FEWEST = 0.75, 16
 # Where single precision differs by this share of a number, it does not say what double precision does. What single precision itself does
 # is then more than a unit of the last place, and one draw of something random: a certain network's rounding may be a thousandth of a
 # number and come out as a hundredth of that. So the mean of so many draws is taken, with parameters moved in their last places, and this
@@ -95,8 +98,9 @@ def _all_shifts(
     if problem not in _LACKING:
         _LACKING[problem] = _outputs_lack_digits(problem)
     for samples, count in ((problem.survey.heavy, groups), (problem.survey.near, 1)):
-        for batch in samples.groups(count, problem.chunk_size):
-            weight = MARGIN * samples.scale * problem.weight_of(batch)
+        compared = samples if problem.small else samples.holding(ENOUGH, FEWEST)
+        for batch in compared.groups(count, problem.chunk_size):
+            weight = MARGIN * compared.scale * problem.weight_of(batch)
             found = _shifts(problem, batch, compute, weight, order, kept_in, _LACKING[problem])
             if found is None:
                 return None

@@ -68,6 +68,14 @@ class Heavy:
         held = float(self.masses.sum())
         return self.total / held if held > 0 else 1.0
 
+    def holding(self, share: float, fewest: int) -> Heavy:
+        """The first of them that hold this share of the mass of all of their kind, and so many at least; all where they hold less."""
+        if self.batch is None or not self.batch.divisible or len(self.masses) <= fewest:
+            return self
+        needed = 1 + int((self.masses.cumsum(0) < share * self.total).sum())
+        count = max(fewest, needed)
+        return self if count >= len(self.masses) else Heavy(self.batch[:count], self.masses[:count], self.total)
+
     def groups(self, count: int, most: int) -> list[Batch]:
         """The samples in so many groups, more where one would have more than `most`, each with heavy and light ones."""
         if self.batch is None:
