@@ -34,7 +34,7 @@ def targets(results: Results) -> list[str]:
     rows += _factors(results, "against Hutchinson-type estimators", HUTCHINSON, ("layer_traces", "diagonal"), 20.0)
     rows += _no_dearer(results.revisions)
     if results.growth is not None:
-        rows += _memory_targets(results.growth["memory"])
+        rows = [*_at_full_size(results.growth["growth"]), *rows, *_memory_targets(results.growth["memory"])]
     return table(["work", "on", "target", "measured", ""], rows)
 
 
@@ -49,6 +49,20 @@ def _ceilings(results: Results, task: str, most: Mapping[str, float]) -> list[li
         if cost is not None:
             rows.append([TASKS[task].title, called(key), f"≤ {limit:g}", digits(cost), _verdict(cost <= limit)])
     return rows
+
+
+def _at_full_size(records: Sequence[Record]) -> list[list[str]]:
+    """The first subject once more with all of its training data, where what does not grow with the data weighs little."""
+    name, _, level = SUBJECTS[0].partition("-")
+    mine = [r for r in records if (r["subject"], r["varied"], r.get("level")) == (name, "samples", float(level))]
+    largest = max((record["value"] for record in mine), default=0)
+    costs = {record["task"]: record["cost"] for record in mine if record["value"] == largest}
+    where = f"{called(SUBJECTS[0])}, N = {largest:,}"
+    return [
+        [TASKS[task].title, where, f"≤ {most[0]:g}", digits(cost), _verdict(cost <= most[0])]
+        for task, most in CEILINGS.items()
+        if (cost := costs.get(task)) is not None
+    ]
 
 
 def _factors(results: Results, work: str, peers: Sequence[str], tasks: Sequence[str], least: float) -> list[list[str]]:

@@ -155,6 +155,23 @@ def table(results: Path, name: str = "results.csv") -> dict[str, dict[str, str]]
     return {f"{row['hash']} {row.get('level', '')}": row for row in rows}
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [
+        ("rangamani-mnist", "rangamani-cifar10", "Verdict: agrees so far"),  # at factors that would be small on MNIST
+        ("petzka-mnist", "petzka-cifar10", "At equal train loss, r with the gap at that level"),
+    ],
+)
+def test_networks_on_cifar10_are_told_as_those_on_mnist_are(tmp_path: Path, kind: str, name: str, said: str) -> None:
+    folder = followed(fabricate(tmp_path / "out", kind, cells=20, measures=MEASURES))
+    plain = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps({**plain, "name": name}))
+    place = MAKE["gather"](folder, tmp_path / "results")
+    text = MAKE["section"](MAKE["told_of"](place, draws=100))
+    assert said in text
+    assert f"18 of {len(read_plan(name).cells)} so far" in text
+
+
 def test_runs_of_several_machines_add_up(tmp_path: Path) -> None:
     one, other = one_run(tmp_path, "one", slice(0, 8)), one_run(tmp_path, "other", slice(4, 14), seed=1)
     cells = [entry["hash"] for entry in json.loads((one / "study.json").read_text())["cells"]]
@@ -195,6 +212,18 @@ def test_networks_that_were_made_differently_are_not_joined(tmp_path: Path) -> N
     ):
         MAKE["gather"](other, tmp_path / "results")
     assert len(table(tmp_path / "results")) == 8
+
+
+def test_networks_that_may_train_longer_at_a_constant_rate_are_joined(tmp_path: Path) -> None:
+    for name, cells, epochs in (("one", slice(0, 8), 300), ("other", slice(8, 14), 200)):
+        folder = one_run(tmp_path, name, cells)
+        plain = json.loads((folder / "study.json").read_text())
+        plain["config"]["training"] = {"epochs": epochs, "schedule": "constant"}
+        (folder / "study.json").write_text(json.dumps(plain))
+        MAKE["gather"](folder, tmp_path / "results")
+    assert len(table(tmp_path / "results")) == 14
+    described = json.loads((tmp_path / "results" / "petzka-mnist" / "study.json").read_text())
+    assert described["config"]["training"]["epochs"] == 300
 
 
 def test_a_run_of_one_network_joins_those_of_others(tmp_path: Path) -> None:

@@ -15,13 +15,16 @@ from spiritlevel.study.results import Cell, Study, described_study
 
 # What a description says of the machine; networks of several may stand in one table.
 ENVIRONMENT = "environment"
+# How long a network is trained at most. Where the learning rate is constant, it changes nothing of one that ended by its stop rule.
+LIMIT = "training.epochs"
 
 
 def joined(before: tuple[dict[str, Any], Study], now: tuple[dict[str, Any], Study]) -> tuple[dict[str, Any], Study]:
     """Two descriptions of one study with their networks as one: every network once, none lost.
 
     A network is known by its place in the grid and its seed. Where both have it, a finished row stands before a failed
-    one and a failed one before an unfinished one, and the later of two equals. Settings that differ are refused.
+    one and a failed one before an unfinished one, and the later of two equals. Settings that differ are refused, but for the
+    most epochs of a training at a constant rate.
     """
     (plain_before, study_before), (plain_now, study_now) = before, now
     _refuse_other_settings(plain_before, plain_now, study_before.folder, study_now.folder)
@@ -35,6 +38,8 @@ def joined(before: tuple[dict[str, Any], Study], now: tuple[dict[str, Any], Stud
     current = {**plain_now, "cells": [entry for where, entry in entries.items() if where in of_now]}
     plain = merged(plain_before, current, [entry for where, entry in entries.items() if where not in of_now])
     plain["config"] = {**plain["config"], ENVIRONMENT: _environments(plain_before, plain_now)}
+    if limits := [epochs for each in (plain_before, plain_now) if (epochs := _training(each).get("epochs"))]:
+        plain["config"]["training"] = {**_training(plain), "epochs": max(limits)}
     by_hash = {cell.hash: cell for cell in cells.values()}
     ordered = tuple(by_hash[entry["hash"]] for entry in plain["cells"])
     return plain, described_study(study_now.folder, plain, ordered, 0)
@@ -51,12 +56,18 @@ def _standing(cell: Cell) -> int:
 
 def _refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], there: Path, folder: Path) -> None:
     found = differences(_without_environment(before), _without_environment(now))
+    if all(_training(plain).get("schedule") == "constant" for plain in (before, now)):
+        found.pop(LIMIT, None)
     if found:
         told = "; ".join(f"{key} is {one!r} there and {other!r} here" for key, (one, other) in found.items())
         raise SpiritLevelError(
             f"{folder} cannot be joined with the tables in {there}, because their networks were made differently: {told}. "
             "Run the study with the settings of the tables, or move the tables away to begin new ones"
         )
+
+
+def _training(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    return plain["config"].get("training") or {}
 
 
 def _without_environment(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from spiritlevel.study.show.figures import ByLevel, boxes, lines
 from spiritlevel.study.statistics import FEWEST, Estimate
 
 FEW = "open: too few networks so far"
-# Ratios between batches that the paper's factors of 67,000 and 770,000 would exceed by far.
-LARGE_FACTOR = 100.0
+# The least factor between batches in the paper, and a ratio that it would exceed by far.
+FACTORS = {"rangamani-mnist": ("67,000", 100.0), "rangamani-cifar10": ("16", 5.0)}
 
 
 # --- petzka2019 -------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ LARGE_FACTOR = 100.0
 
 def petzka_mnist_verdict(told: Told) -> Verdict:
     hidden = layers(told.study, "kappa_trace")[:-1]
-    count = progress(told.study, "petzka-mnist")
+    count = progress(told.study)
     if len(told.study.measured) < FEWEST:
         return Verdict(measured_text(len(told.study.measured)), count, FEW)
     found = [told.r(f"kappa_trace[{name}]").value for name in hidden]
@@ -79,15 +79,10 @@ def petzka_mnist(told: Told) -> list[str]:
     shown |= {name: NAMES[name] for name in (*wide, "hessian_trace", "hessian_spectral_norm")}
     batches = [batch_text(cell) for cell in told.study.measured]
     level_rows = [(f"κ_τ, hidden layer {i}", f"kappa_trace[{name}]") for i, name in enumerate(hidden, 1)]
-    followed = dict.fromkeys(name for mark in told.study.marks for name in told.study.at(mark).quantities(layers=False))
-    level_rows += [(NAMES[name], name) for name in followed]
     return [
         *correlations(told, rows),
         "",
-        "At equal train loss, r with the gap at that level (in brackets the number of networks that came there, those that "
-        "the filter leaves out at the end among them):",
-        "",
-        *by_level(told, level_rows),
+        *_at_equal_loss(told, level_rows),
         "",
         "How many times larger at batch 8000 than at batch 1000 (ratio of geometric means):",
         "",
@@ -106,6 +101,16 @@ def petzka_mnist(told: Told) -> list[str]:
     ]
 
 
+def _at_equal_loss(told: Told, rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Coefficients at every level of the train loss: of these rows, and of all measures of the whole network."""
+    followed = dict.fromkeys(name for mark in told.study.marks for name in told.study.at(mark).quantities(layers=False))
+    intro = (
+        "At equal train loss, r with the gap at that level (in brackets the number of networks that came there, those that "
+        "the filter leaves out at the end among them):"
+    )
+    return [intro, "", *by_level(told, [*rows, *((NAMES[name], name) for name in followed)])]
+
+
 def _with_loss(told: Told) -> Estimate:
     losses = np.array([cell.trained("train_loss") for cell in told.study.measured])
     gaps = np.array([cell.gap(told.study.gap) for cell in told.study.measured])
@@ -113,7 +118,7 @@ def _with_loss(told: Told) -> Estimate:
 
 
 def petzka_cifar10_verdict(told: Told) -> Verdict:
-    count = progress(told.study, "petzka-cifar10")
+    count = progress(told.study)
     if len(told.study.measured) < FEWEST:
         return Verdict(measured_text(len(told.study.measured)), count, FEW)
     last = layers(told.study, "kappa_trace")[-2]
@@ -138,8 +143,11 @@ def petzka_cifar10(told: Told) -> list[str]:
     shown |= {name: NAMES[name] for name in ("kappa_trace_sum", "rho_sum", "hessian_trace", "hessian_spectral_norm")}
     batches = [batch_text(cell) for cell in told.study.measured]
     label = f"κ_τ of the last hidden layer ({last})"
+    level_rows = [(f"κ_τ, {words} (`{name}`)", f"kappa_trace[{name}]") for name, words in ends]
     return [
         *correlations(told, rows),
+        "",
+        *(_at_equal_loss(told, level_rows) if told.study.marks else []),
         "",
         *side_by_side(
             told.scatter("kappa-trace-layer", f"kappa_trace[{last}]", batches, label),
@@ -157,7 +165,7 @@ FITTED = 0.8
 
 
 def tsuzuku_verdict(told: Told) -> Verdict:
-    count = progress(told.study, "tsuzuku-mnist")
+    count = progress(told.study)
     said, verdicts = [], []
     for part in told.parts:
         own = part.study.measured
@@ -197,7 +205,7 @@ def tsuzuku(told: Told) -> list[str]:
             "| measure | r with the gap | Kendall's τ | Spearman given the train loss |",
             "|---|---|---|---|",
         ]
-        for name in measures:
+        for name in (each for each in measures if each in part.study.quantities(layers=False)):
             row = part.found.row(name, part.study.gap)
             given = Estimate() if row is None else row.partial_spearman
             made.append(f"| {NAMES[name]} | {bold(part.r(name))} | {text(part.tau(name))} | {text(given)} |")
@@ -222,7 +230,7 @@ def _ratios(told: Told) -> dict[str, dict[Mark | None, Contrast]]:
 
 
 def rangamani_verdict(told: Told) -> Verdict:
-    count = progress(told.study, "rangamani-mnist")
+    count = progress(told.study)
     said, decided = [], []
     for part in told.parts:
         found = _ratios(part).get("riemannian_spectral_norm", {})
@@ -238,9 +246,10 @@ def rangamani_verdict(told: Told) -> Verdict:
     if not decided:
         return Verdict("; ".join(said), count, FEW)
     so_far = " so far" if "so far" in count else ""
-    if max(decided) >= LARGE_FACTOR:
+    least, large = FACTORS[told.study.name]
+    if max(decided) >= large:
         return Verdict("; ".join(said), count, f"agrees{so_far}")
-    left = f"at equal train loss at most {significant(max(decided), 2)} times of the paper's 67,000 or more are left"
+    left = f"at equal train loss at most {significant(max(decided), 2)} times of the paper's {least} or more are left"
     return Verdict("; ".join(said), count, f"disagrees{so_far}: {left}")
 
 
@@ -345,4 +354,6 @@ TELLERS: Mapping[str, tuple[Callable[[Told], Verdict], Callable[[Told], list[str
     "petzka-mnist": (petzka_mnist_verdict, petzka_mnist),
     "tsuzuku-mnist": (tsuzuku_verdict, tsuzuku),
     "petzka-cifar10": (petzka_cifar10_verdict, petzka_cifar10),
+    "rangamani-cifar10": (rangamani_verdict, rangamani),
+    "tsuzuku-cifar10": (tsuzuku_verdict, tsuzuku),
 }

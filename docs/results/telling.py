@@ -110,10 +110,10 @@ class Verdict:
     verdict: str
 
 
-def progress(study: Study, full: str) -> str:
+def progress(study: Study) -> str:
     """How many networks of the study at its paper's size are finished."""
     ended = sum(bool(cell.training) for cell in study.cells)
-    planned = len(read_plan(full).cells)
+    planned = len(read_plan(study.name).cells)
     return f"{ended} of {planned}" + (" so far" if ended < planned else "")
 
 
