@@ -13,7 +13,7 @@ from torch import nn
 from spiritlevel.errors import SpiritLevelError, suggest
 from spiritlevel.subjects.factory import import_factory
 from spiritlevel.subjects.networks.attention import HEADS, Transformer
-from spiritlevel.subjects.networks.convolutional import VGG16, AlexNet, ConvNet, LeNet
+from spiritlevel.subjects.networks.convolutional import VGG16, AlexNet, CaffeLeNet, ConvNet, LeNet
 from spiritlevel.subjects.networks.dense import FullyConnected
 from spiritlevel.subjects.networks.initialize import SCHEMES, initialize
 from spiritlevel.subjects.networks.residual import ResNet, WideResNet
@@ -186,6 +186,10 @@ def _lenet(channels: Shape, pad_below: int) -> Callable[[Shape, int, float], nn.
     )
 
 
+def _caffe_lenet(shape: Shape, classes: int, width: float) -> nn.Module:
+    return CaffeLeNet(shape, classes, _scaled((20, 50), width), _scale(500, width))
+
+
 def _resnet(layers: int) -> _Model:
     blocks, rest = divmod(layers - 2, 6)
     if rest or blocks < 1:
@@ -243,6 +247,7 @@ MODELS: dict[str, _Model] = {
     "petzka-fc": _dense((50, 50, 50, 30), "784-50-50-50-30-10 (petzka2019, Figures 3 to 6)"),
     "lenet": _Model(_lenet((6, 16), 32), "conv5×6, conv5×16, 120, 84 (rangamani2019, tsuzuku2019)"),
     "lenet5": _Model(_lenet((6, 16), 32), "the same network by the name petzka2019 gives it on CIFAR-10"),
+    "lenet-caffe": _Model(_caffe_lenet, "conv5×20, conv5×50, 500: LeNet as Caffe's example has it, seven times as large"),
     "alexnet": _Model(_alexnet, "AlexNet-type for small images without normalization (rangamani2019, Table 4)"),
     "vgg16": _Model(_vgg16, "VGG16-type for small images without normalization (rangamani2019, Table 4)"),
     "wrn-16-4": _wide_resnet(16, 4),
