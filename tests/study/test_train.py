@@ -156,6 +156,26 @@ def test_lenets_share_batches_that_are_small_unless_asked_not_to():
     assert not shares("convnet", batch_size=64)
 
 
+def test_a_network_of_the_users_own_is_not_taken_for_a_lenet(tmp_path, monkeypatch):
+    """It may compute something else, or freeze a part."""
+    lines = (
+        "from spiritlevel.subjects.networks.convolutional import LeNet",
+        "class Other(LeNet):",
+        "    def forward(self, x): return -super().forward(x)",
+        "def other(): return Other((1, 8, 8), 3, (6, 16), (120, 84))",
+        "def frozen():",
+        "    model = LeNet((1, 8, 8), 3, (6, 16), (120, 84))",
+        "    model.conv1.requires_grad_(False)",
+        "    return model",
+    )
+    (tmp_path / "own_lenets.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    samples = load_samples(config(data={"name": "random:20,1x8x8,3,0"}).data)
+    for name in ("own_lenets:other", "own_lenets:frozen"):
+        cell = config(model=name, batch_size=8)
+        assert not shares_batches(cell, build(cell, samples.train))
+
+
 def _training_data(cell: CellConfig) -> tuple[torch.Tensor, torch.Tensor]:
     samples = load_samples(cell.data)
     return samples.train.x, samples.train.y

@@ -18,7 +18,7 @@ from spiritlevel.study.learners import Alone, Learner, SameBatches, Together
 from spiritlevel.study.settings import CellConfig, DataSection, TrainingSection
 from spiritlevel.study.trail import Place, Trail, first_crossing
 from spiritlevel.subjects.data import SOURCES, Dataset, load_data
-from spiritlevel.subjects.networks import build_model
+from spiritlevel.subjects.networks import build_model, is_own_model
 from spiritlevel.subjects.networks.convolutional import LeNet
 from spiritlevel.subjects.networks.dense import FullyConnected
 from spiritlevel.subjects.preprocessing import Standardization, statistics_of
@@ -140,9 +140,13 @@ def ensemble_size(config: CellConfig, model: nn.Module, seeds: int) -> int:
 
 
 def shares_batches(config: CellConfig, model: nn.Module) -> bool:
-    """Whether networks of other starting weights are trained with this one, on the same batches, because that is faster."""
+    """Whether networks of other starting weights are trained with this one, on the same batches, because that is faster.
+
+    Only of the built-in LeNet it is known what it computes.
+    """
     small = config.training.batch_size <= LARGEST_SHARED_BATCH
-    return isinstance(model, LeNet) and small and config.training.ensemble is None
+    known = type(model) is LeNet and not is_own_model(config.model.name)
+    return known and small and config.training.ensemble is None
 
 
 # Told after an epoch that is evaluated: which, and the train losses of those still in training, by position.

@@ -247,7 +247,9 @@ MODELS: dict[str, _Model] = {
     "petzka-fc": _dense((50, 50, 50, 30), "784-50-50-50-30-10 (petzka2019, Figures 3 to 6)"),
     "lenet": _Model(_lenet((6, 16), 32), "conv5×6, conv5×16, 120, 84 (rangamani2019, tsuzuku2019)"),
     "lenet5": _Model(_lenet((6, 16), 32), "the same network by the name petzka2019 gives it on CIFAR-10"),
-    "lenet-caffe": _Model(_caffe_lenet, "conv5×20, conv5×50, 500: LeNet as Caffe's example has it, seven times as large"),
+    "lenet-caffe": _Model(
+        _caffe_lenet, "conv5×20, conv5×50, 500: LeNet as Caffe's example has it, seven times as large"
+    ),
     "alexnet": _Model(_alexnet, "AlexNet-type for small images without normalization (rangamani2019, Table 4)"),
     "vgg16": _Model(_vgg16, "VGG16-type for small images without normalization (rangamani2019, Table 4)"),
     "wrn-16-4": _wide_resnet(16, 4),
