@@ -167,12 +167,15 @@ def paths_drawing(
         for mark, loss, value in zip(path.marks, path.losses, path.values, strict=True)
     )
     table = Numbers(("network", plain_text(factor) or "group", "mark", "train loss", plain_text(measure)), rows)
-    words = f"{plain_text(measure)} of {len(found)} networks against the train loss, from mark to mark.{_ends(found)}"
+    networks = f"{len(found)} network{'' if len(found) == 1 else 's'}"
+    words = f"{plain_text(measure)} of {networks} against the train loss, from mark to mark.{_ends(found)}"
     return finished(figure, table, f"{plain_text(measure)} along training{of}", words)
 
 
 def _ends(found: Sequence[Path]) -> str:
     ends = [path.values[-1] for path in found]
+    if len(ends) == 1:
+        return f" Last value {significant(ends[0], 2)}."
     return f" Last values from {significant(min(ends), 2)} to {significant(max(ends), 2)}." if ends else ""
 
 
