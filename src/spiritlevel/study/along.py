@@ -98,6 +98,14 @@ class Watch:
         self.looks: list[tuple[int, float]] = []
         self.pause = 0.0
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that it knows, in plain numbers."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Know what another one knew."""
+        vars(self).update(state)
+
     def suspects(self, batch_loss: float) -> bool:
         """After a step with this loss: whether the next level may be crossed, so that an evaluation is worth its cost."""
         self.steps += 1
@@ -163,6 +171,18 @@ class Watch:
         self.crossed += len(crossed)
         ended = [mark for mark in self.epochs if mark == epoch]
         return [*(Mark("loss", level) for level in crossed), *(Mark("epoch", mark) for mark in ended)]
+
+
+def kept_to_dict(kept: Kept) -> dict[str, Any]:
+    """What is kept as a dictionary of plain numbers and tensors."""
+    mark, scores = asdict(kept.mark), asdict(kept.scores)
+    return {"mark": mark, "step": kept.step, "epoch": kept.epoch, "scores": scores, "weights": dict(kept.weights)}
+
+
+def kept_from_dict(plain: Mapping[str, Any]) -> Kept:
+    """What `kept_to_dict` wrote."""
+    mark, scores = Mark(**plain["mark"]), Scores(**plain["scores"])
+    return Kept(mark, plain["step"], plain["epoch"], scores, plain["weights"])
 
 
 def kept_at(marks: Iterable[Mark], place: Place, watch: Watch, scores: Scores) -> list[Kept]:

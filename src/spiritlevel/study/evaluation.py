@@ -7,6 +7,8 @@ that is affordable; whether training may end is decided exactly every time, most
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +39,14 @@ class Evaluation:
         self.samples = 0
         self._hardest: Tensor | None = None
         self._spread, self._correction = spread_over(torch.arange(len(x), device=x.device)), 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it knows of the samples and of its passes."""
+        return {name: entry for name, entry in vars(self).items() if name not in ("x", "y")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Know what another one knew of the same samples."""
+        vars(self).update(state)
 
     @property
     def many(self) -> bool:

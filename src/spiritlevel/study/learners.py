@@ -8,8 +8,8 @@ starting weights only, share their images too: one convolution has the channels 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ class Learned(Protocol):
 class Learner(Protocol):
     """Trains one network, or several together."""
 
+    optimizer: Optimizer
+
     def set_learning_rate(self, rate: float) -> None: ...
 
     def step(self, batch: Tensor) -> Tensor:
@@ -46,7 +48,7 @@ class Learner(Protocol):
         """Go on with these networks only."""
 
 
-class _Optimizer:
+class Optimizer:
     """SGD and Adam as torch.optim has them, on all weights as one tensor: a handful of operations for any network.
 
     (Importing torch.optim's own takes longer than training many a cell.)
@@ -80,9 +82,17 @@ class _Optimizer:
             lr=self.rate, beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.0, eps=EPSILON, amsgrad=False, maximize=False,
         )  # fmt: skip
 
-    def kept(self, positions: list[int] | Tensor) -> _Optimizer:
+    def state_dict(self) -> dict[str, Any]:
+        """Its moments and how many steps it made; the weights are those of the networks."""
+        return {"steps": self.steps, "first": self.first, "second": self.second}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as one that had come so far with the same weights."""
+        self.steps, self.first, self.second = state["steps"], state["first"], state["second"]
+
+    def kept(self, positions: list[int] | Tensor) -> Optimizer:
         """The optimizer of these rows, or entries, of the weights only."""
-        made = _Optimizer(self.weights[positions], self.training)
+        made = Optimizer(self.weights[positions], self.training)
         made.rate, made.steps = self.rate, self.steps
         made.first = None if self.first is None else self.first[positions]
         made.second = None if self.second is None else self.second[positions]
@@ -96,7 +106,7 @@ class Alone:
         self.run = run
         learned = [parameter for parameter in run.model.parameters() if parameter.requires_grad]
         weights, self.gradient = _in_one_vector(learned, thin=_has_thin_convolutions(run.model))
-        self.optimizer = _Optimizer(weights, training)
+        self.optimizer = Optimizer(weights, training)
         self.images = run.x.new_empty(min(training.batch_size, len(run.x)), *run.x.shape[1:])
 
     def set_learning_rate(self, rate: float) -> None:
@@ -154,7 +164,7 @@ class SameBatches:
     def __init__(self, runs: Sequence[Learned], training: TrainingSection) -> None:
         self.runs, self.training = list(runs), training
         self._join()
-        self.optimizer = _Optimizer(self.weights, training)
+        self.optimizer = Optimizer(self.weights, training)
         self.images = runs[0].x.new_empty(min(training.batch_size, len(runs[0].x)), *runs[0].x.shape[1:])
 
     def _join(self) -> None:
@@ -232,9 +242,9 @@ class Together:
         self.sizes = [shape.numel() for shape in self.shapes.values()]
         self.loss_of_each = vmap(self._loss, randomness="different")
         rows = [tensor.detach().reshape(len(runs), -1) for tensor in stacked.values()]
-        self._show(_Optimizer(torch.cat(rows, dim=1), training))
+        self._show(Optimizer(torch.cat(rows, dim=1), training))
 
-    def _show(self, optimizer: _Optimizer) -> None:
+    def _show(self, optimizer: Optimizer) -> None:
         """Let the modules of the runs see the rows of the weights."""
         self.optimizer = optimizer
         for row, run in zip(optimizer.weights, self.runs, strict=True):

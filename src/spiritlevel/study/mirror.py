@@ -23,8 +23,8 @@ _ORDER = {
     "result.json": 3,
     "study.json": 4,
 }
-# Signs between processes of one machine, and what a launcher sends by itself.
-_STAYS = frozenset({"lock", "running", "log.txt"})
+# Signs between processes of one machine, what a launcher sends by itself, and what is too large to be sent every minute.
+_STAYS = frozenset({"lock", "running", "log.txt", "unfinished.pt"})
 
 Stamp = tuple[int, int]
 

@@ -5,6 +5,7 @@ running                    held by every run that is at work here
 cells/HASH/cell.json       settings of the cell
 cells/HASH/curve.csv, model.safetensors, training.json    once it is trained
 cells/HASH/loss-0.1.safetensors, epoch-50.safetensors     its weights on the way, where the study measures along
+cells/HASH/unfinished.pt   while it is trained, from time to time: to go on if it is stopped; gone when it is trained
 cells/HASH/result.json     once it is measured; written last
 cells/HASH/failed.json     what went wrong; gone after a success
 cells/HASH/log.txt         what its process said
@@ -67,6 +68,11 @@ class CellFolder:
     def curve(self) -> Path:
         """The training curve."""
         return self.path / "curve.csv"
+
+    @property
+    def unfinished(self) -> Path:
+        """How far the training is of this cell and those that are trained with it, where it was stopped."""
+        return self.path / "unfinished.pt"
 
     @property
     def log(self) -> Path:

@@ -6,9 +6,10 @@ Copies are cheap where passes over data are not: some hundreds over a whole trai
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,15 @@ class Trail:
         self.model = model
         self.places: list[Place] = []
         self.spacing = SPACING
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the network was lately, as plain numbers and tensors."""
+        return {"places": [(place.step, place.weights) for place in self.places], "spacing": self.spacing}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember where another one had been."""
+        self.places = [Place(step, weights) for step, weights in state["places"]]
+        self.spacing = state["spacing"]
 
     def follow(self, step: int) -> None:
         """Keep a copy of the weights after this step, if the last one is old enough."""

@@ -6,17 +6,19 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.along import Kept, Mark, Scores, Watch, kept_at
+from spiritlevel.study.along import Kept, Mark, Scores, Watch, kept_at, kept_from_dict, kept_to_dict
 from spiritlevel.study.evaluation import Evaluation, gradient_norm
 from spiritlevel.study.learners import Alone, Learner, SameBatches, Together
 from spiritlevel.study.settings import CellConfig, DataSection, TrainingSection
 from spiritlevel.study.trail import Place, Trail, first_crossing
+from spiritlevel.study.unfinished import Unfinished
 from spiritlevel.subjects.data import SOURCES, Dataset, load_data
 from spiritlevel.subjects.networks import build_model, is_own_model
 from spiritlevel.subjects.networks.convolutional import LeNet
@@ -153,35 +155,81 @@ def shares_batches(config: CellConfig, model: nn.Module) -> bool:
 AfterEpoch = Callable[[int, Mapping[int, float]], None]
 
 
-def train(configs: Sequence[CellConfig], samples: Samples, after_epoch: AfterEpoch | None = None) -> list[Trained]:
+def train(
+    configs: Sequence[CellConfig],
+    samples: Samples,
+    after_epoch: AfterEpoch | None = None,
+    unfinished: Unfinished | None = None,
+) -> list[Trained]:
     """Train the cells, which may differ in their seed only, or LeNets in how they start only; more than one as an ensemble.
 
-    Repeatable bit for bit with the same cells, machine and number of threads. The global generator is left as it was.
+    Repeatable bit for bit with the same cells, machine and number of threads, also where a training that was stopped goes on from
+    what is in `unfinished`. The global generator is left as it was.
     """
-    training = configs[0].training
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(configs[0].seed, "network"))  # for networks that draw, such as dropout
-        runs = [_Run(config, samples) for config in configs]
-        learner = _learner(configs, runs)
-        going = list(runs)
-        for epoch in range(1, training.epochs + 1):
-            rate = _learning_rate(training, epoch)
-            learner.set_learning_rate(rate)
-            _train_epoch(learner, going, training.batch_size)
-            if epoch % training.evaluate_every and epoch < training.epochs:
-                if epoch in configs[0].measure.at_epochs:
-                    for run in going:
-                        run.look(epoch)
-                continue
-            still = [position for position, run in enumerate(going) if not run.ends_at(epoch, rate)]
-            if after_epoch is not None:
-                after_epoch(epoch, {runs.index(run): run.train_loss(epoch) for run in going})
-            if not still:
-                break
-            if len(still) < len(going):
-                learner.keep(still)
-                going = [going[position] for position in still]
-        return [run.result(len(configs)) for run in runs]
+        course = _Course(configs, samples)
+        if unfinished is not None and (state := unfinished.read()) is not None:
+            course.load_state_dict(state)
+        while course.going:
+            course.train_epoch(after_epoch)
+            if unfinished is not None and course.going:
+                unfinished.write_if_due(course.state_dict)
+        return [run.result(len(configs)) for run in course.runs]
+
+
+class _Course:
+    """Networks that are trained as one: after how many epochs they are, and which of them are still going, by position."""
+
+    def __init__(self, configs: Sequence[CellConfig], samples: Samples) -> None:
+        self.training, self.at_epochs = configs[0].training, configs[0].measure.at_epochs
+        self.runs = [_Run(config, samples) for config in configs]
+        self.learner = _learner(configs, self.runs)
+        self.going = list(range(len(self.runs)))
+        self.epoch = 0
+
+    def train_epoch(self, after_epoch: AfterEpoch | None) -> None:
+        """One more epoch; networks that have arrived, or may not go on, end with it."""
+        self.epoch += 1
+        epoch, training = self.epoch, self.training
+        runs = [self.runs[position] for position in self.going]
+        rate = _learning_rate(training, epoch)
+        self.learner.set_learning_rate(rate)
+        _train_epoch(self.learner, runs, training.batch_size)
+        if epoch % training.evaluate_every and epoch < training.epochs:
+            if epoch in self.at_epochs:
+                for run in runs:
+                    run.look(epoch)
+            return
+        still = [position for position, run in enumerate(runs) if not run.ends_at(epoch, rate)]
+        if after_epoch is not None:
+            after_epoch(epoch, {place: run.train_loss(epoch) for place, run in zip(self.going, runs, strict=True)})
+        self._keep(still)
+
+    def _keep(self, still: list[int]) -> None:
+        """Go on with these of the networks that are going."""
+        if still and len(still) < len(self.going):
+            self.learner.keep(still)
+        self.going = [self.going[position] for position in still]
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the training is, as plain numbers and tensors."""
+        return {
+            "epoch": self.epoch,
+            "going": self.going,
+            "drawing": torch.get_rng_state(),
+            "optimizer": self.learner.optimizer.state_dict(),
+            "runs": [run.state_dict() for run in self.runs],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another course of the same cells was."""
+        for run, entry in zip(self.runs, state["runs"], strict=True):
+            run.load_state_dict(entry)
+        self._keep(state["going"])
+        self.learner.optimizer.load_state_dict(state["optimizer"])
+        self.epoch = state["epoch"]
+        torch.set_rng_state(state["drawing"])
 
 
 def _learner(configs: Sequence[CellConfig], runs: Sequence[_Run]) -> Learner:
@@ -212,6 +260,8 @@ def _train_epoch(learner: Learner, runs: Sequence[_Run], batch_size: int) -> Non
 class _Run:
     """One network on its way: its data, its order of batches, its curve."""
 
+    _PLAIN = ("tested_at", "seconds", "stop_reason", "gradient_norm")
+
     def __init__(self, config: CellConfig, samples: Samples) -> None:
         self.training, self.test = config.training, samples.test
         self.model = build(config, samples.train)
@@ -228,6 +278,33 @@ class _Run:
         self.seconds = 0.0
         self.stop_reason = "epochs"
         self.gradient_norm: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it is, as plain numbers and tensors."""
+        return {
+            "weights": self.trail.present(self.watch.steps).weights,
+            "batches": self.generator.get_state(),
+            "curve": [asdict(epoch) for epoch in self.curve],
+            "watch": self.watch.state_dict(),
+            "evaluation": self.evaluation.state_dict(),
+            "trail": self.trail.state_dict(),
+            "along": [kept_to_dict(kept) for kept in self.along],
+            "elapsed": time.perf_counter() - self.started,
+            **{name: getattr(self, name) for name in self._PLAIN},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another run of the same cell was."""
+        self.model.load_state_dict(state["weights"])
+        self.generator.set_state(state["batches"])
+        self.curve = [Epoch(**epoch) for epoch in state["curve"]]
+        self.watch.load_state_dict(state["watch"])
+        self.evaluation.load_state_dict(state["evaluation"])
+        self.trail.load_state_dict(state["trail"])
+        self.along = [kept_from_dict(kept) for kept in state["along"]]
+        for name in self._PLAIN:
+            setattr(self, name, state[name])
+        self.started = time.perf_counter() - state["elapsed"]
 
     def order(self) -> Tensor:
         """The samples in random order."""

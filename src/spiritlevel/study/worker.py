@@ -32,6 +32,7 @@ from spiritlevel.study.objectstore import StoreError, is_url
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.store import CellFolder, locked
 from spiritlevel.study.train import Samples, Trained, arrived, build, load_samples, train
+from spiritlevel.study.unfinished import Unfinished
 from spiritlevel.subjects.checkpoint import load_checkpoint, save_checkpoint
 
 DONE, CRASHED, REFUSED, DISK_FULL, HELD, ORPHANED, NO_STORE = 0, 1, 2, 74, 75, 76, 77
@@ -161,12 +162,16 @@ def _train(folders: list[CellFolder], configs: dict[CellFolder, CellConfig], sam
         if damage := folder.training_damage():
             print(f"cell {folder.hash}: {damage}; it is trained again", file=sys.stderr, flush=True)
     sign.say("training", epochs=configs[folders[0]].training.epochs)
-    trained = train([configs[folder] for folder in folders], samples, sign.after_epoch)
+    unfinished = Unfinished(folders[0].unfinished, [folder.hash for folder in folders])
+    trained = train([configs[folder] for folder in folders], samples, sign.after_epoch, unfinished)
+    if unfinished.damage:
+        print(f"{unfinished.path} {unfinished.damage}: trained from the beginning", file=sys.stderr, flush=True)
     for folder, network in zip(folders, trained, strict=True):
         if folder.training() is None:
             folder.write_curve(network.curve)
             save_checkpoint(network.model, folder.checkpoint)
             folder.write_training({**_described(network), "along": write_kept(network.along, folder.path)})
+    unfinished.forget()
 
 
 def _described(network: Trained) -> dict[str, Any]:

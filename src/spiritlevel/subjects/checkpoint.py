@@ -97,7 +97,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             return safetensors.torch.load_file(path)
         except safetensors.SafetensorError as error:
             raise SpiritLevelError(f"{path} is not a whole safetensors file ({error})") from None
-    return _unwrapped(_read_torch_file(path), path)
+    return _unwrapped(read_torch_file(path), path)
 
 
 def check_is_file(path: Path) -> None:
@@ -106,7 +106,8 @@ def check_is_file(path: Path) -> None:
         raise SpiritLevelError(f"no checkpoint file {path}: pass the path of a safetensors file or of torch's own")
 
 
-def _read_torch_file(path: Path) -> Any:
+def read_torch_file(path: Path) -> Any:
+    """What is in a file of torch's own, on the processor: plain values and tensors. Code in it is refused, not executed."""
     _check_size(path)
     try:
         with warnings.catch_warnings(action="ignore"):  # about the protocol of foreign pickles, which are refused below
