@@ -19,6 +19,8 @@ MOST_EPOCHS = 400  # of a training that ends at a train loss
 # The loss over all data is looked at after so many steps, and then each time there are so many times as many, so many
 # samples at a time.
 FIRST_LOOK, NEXT_LOOK, LOOKED_AT = 5, 1.05, 250
+# Samples in a step of training at least, and steps of an epoch at most: 60,000 samples in steps of 20 take half an hour.
+SMALLEST_STEP, MOST_STEPS = 20, 250
 # What public CIFAR-10 checkpoints are trained on.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -210,7 +212,7 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
 def _shuffled(count: int, epochs: int) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(0)
     for _ in range(epochs):
-        yield from torch.split(torch.randperm(count, generator=generator), 20)
+        yield from torch.split(torch.randperm(count, generator=generator), max(SMALLEST_STEP, count // MOST_STEPS))
 
 
 def _build(recipe: Recipe) -> nn.Module:
