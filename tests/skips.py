@@ -32,6 +32,7 @@ MAY_LACK = (
     Lack(r"needs locks of ranges that belong to the open file, as Linux has", not LINUX, "only Linux has such locks"),
     Lack(r"ru_maxrss counts kilobytes on Linux only", not LINUX, "memory is counted so on Linux only"),
     Lack(r"a cluster of Ray with two nodes needs Linux", not LINUX, "Ray joins several nodes on Linux only"),
+    Lack(r"a setting of Linux's C library", not LINUX, "only Linux's C library has such a setting"),
     Lack(r"submitit needs Unix", not LINUX, "submitit needs Unix"),
 )
 

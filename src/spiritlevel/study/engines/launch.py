@@ -20,6 +20,9 @@ from typing import Any
 from spiritlevel.study.worker import SCRATCH, UNTIL_STDIN_CLOSES
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# What a step of training frees is kept for the next one by the C library of Linux, not given back to the system and asked for again:
+# four LeNets on CIFAR-10 took a fifth to a quarter less time with batches of 64 and 128, a twentieth with 32.
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 LAST_WORDS = 2000
 
 # What became of a process: it ended by itself or by a signal, it took too long, or this machine does not see its cells.
@@ -46,7 +49,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **further},
+                env={**KEPT_MEMORY, **os.environ, **further},
                 cwd=folder if folder and os.path.isdir(folder) else None,
                 start_new_session=True,  # an interruption reaches this process alone, which then ends the others
             )
