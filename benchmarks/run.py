@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import environment
 from benchmarks.clock import median
@@ -94,12 +94,29 @@ CONTESTS = (
 )
 QUICK = Contest("tiny", EVERY, (), 1, 50, 20, 0.02)
 
-# Ours alone, to see how costs grow: (subject, what is varied, values, train loss; None for the recipe's own training).
+
+class Growing(NamedTuple):
+    """Ours alone, to see how costs grow with what is varied; `level` is the train loss, None for the recipe's own training."""
+
+    recipe: str
+    varied: str
+    values: tuple[float, ...]
+    level: float | None
+    tasks: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """What it is called in `--only`."""
+        return f"growth-{self.recipe}"
+
+
 GROWTH = (
-    ("mlp", "samples", (500, 2000, 5000, 20000, 60000), LEVELS[-1]),
-    ("conv", "samples", (500, 1000, 2000, 5000), LEVELS[-1]),
-    ("mlp", "width", (0.25, 1.0, 4.0), None),
-    ("mlp", "classes", (2, 10, 50, 300), None),
+    Growing("mlp", "samples", (500, 2000, 5000, 20000, 60000), LEVELS[-1], GROWING_FITTED),
+    Growing("conv", "samples", (500, 1000, 2000, 5000, 20000), LEVELS[-1], GROWING_FITTED),
+    Growing("lenet5", "samples", (500, 1000, 5000, 10000), LEVELS[-1], GROWING_FITTED),
+    Growing("resnet20", "samples", (500, 2000), None, ("sweep", "lambda_1e-4")),
+    Growing("mlp", "width", (0.25, 1.0, 4.0), None, GROWING),
+    Growing("mlp", "classes", (2, 10, 50, 300), None, GROWING),
 )
 GROWTH_SAMPLES = 2000  # where something else is varied
 # Peaks of memory: (subject, samples, train losses; None for the recipe's own training).
@@ -116,7 +133,7 @@ class Settings:
         quick: This library alone on a tiny network, in the environment it runs in.
         data_folder: Real MNIST and CIFAR-10; synthetic data where None.
         checkpoint: Weights of ResNet-20; trained for a moment where None.
-        subjects: Which contests, and "growth" for how costs and memory grow; all where empty.
+        subjects: Which contests, and "growth", "growth-NAME" and "memory" for how costs and memory grow; all where empty.
         rounds: How often every library is asked; each contest's own number where None.
         libraries: Who is asked; all where empty. What others answered before stays.
         say: Takes a line of progress.
@@ -139,7 +156,7 @@ class Settings:
 def run(settings: Settings) -> list[Path]:
     """Everything the settings ask for; returns the files with results."""
     chosen = [QUICK] if settings.quick else _chosen(settings.subjects)
-    growth = not settings.quick and (not settings.subjects or "growth" in settings.subjects)
+    growing = [] if settings.quick else [each for each in GROWTH if _asked(settings, "growth", each.key)]
     for library in settings.libraries:
         if library not in (OURS, *LIBRARIES):
             raise SpiritLevelError(f"unknown library {library!r}; known: {', '.join((OURS, *LIBRARIES))}")
@@ -150,10 +167,32 @@ def run(settings: Settings) -> list[Path]:
         path = settings.results / f"{contest.key}.json"
         found = {"environment": described, **_contest(settings, python, contest)}
         written.append(write_results(path, _with_others(found, path) if settings.libraries else found))
-    if growth:
-        found = {"environment": described, "growth": _growth(settings, python), "memory": _memory(settings, python)}
-        written.append(write_results(settings.results / "growth.json", found))
-    return written
+    path = settings.results / "growth.json"
+    for each in growing:
+        found = {"environment": described, "growth": _growth(settings, python, each)}
+        write_results(path, _with_earlier(found, path))
+    if not settings.quick and _asked(settings, "growth", "memory"):
+        found = {"environment": described, "growth": [], "memory": _memory(settings, python)}
+        write_results(path, _with_earlier(found, path))
+    return [*written, path] if path.is_file() and not settings.quick else written
+
+
+def _asked(settings: Settings, *names: str) -> bool:
+    """Whether all, or one of these, is asked for."""
+    return not settings.subjects or bool(set(names) & set(settings.subjects))
+
+
+def _with_earlier(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """How costs grow, with what was found earlier of others, each with its date."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"growth": [], "memory": []}
+    date = found["environment"]["date"]
+    dated = [{**record, "date": date} for record in found["growth"]]
+    anew = {(record["subject"], record["varied"]) for record in dated}
+    kept = [record for record in before["growth"] if (record["subject"], record["varied"]) not in anew]
+    memory = [{**record, "date": date} for record in found["memory"]] if "memory" in found else before["memory"]
+    order = [(each.recipe, each.varied) for each in GROWTH]
+    growth = sorted([*dated, *kept], key=lambda record: order.index((record["subject"], record["varied"])))
+    return {"environment": found["environment"], "growth": growth, "memory": memory}
 
 
 def _environment(settings: Settings) -> Path:
@@ -164,11 +203,12 @@ def _environment(settings: Settings) -> Path:
 def _chosen(names: Sequence[str]) -> list[Contest]:
     """The contests with these names: of a network at all its train losses, or at one."""
     known = list(dict.fromkeys(contest.recipe for contest in CONTESTS))
+    growing = list(dict.fromkeys(["growth", *(each.key for each in GROWTH), "memory"]))
     for name in names:
-        if name not in (*known, *(contest.key for contest in CONTESTS), "growth"):
+        if name not in (*known, *(contest.key for contest in CONTESTS), *growing):
             example = f"{known[0]}-{LEVELS[-1]:g}"
             raise SpiritLevelError(
-                f"unknown subject {name!r}; known: {', '.join(known)}, growth, and a network at one train loss: {example}"
+                f"unknown subject {name!r}; known: {', '.join((*known, *growing))}, and a network at one train loss: {example}"
             )
     return [contest for contest in CONTESTS if not names or {contest.recipe, contest.key} & set(names)]
 
@@ -271,24 +311,21 @@ def prepared(settings: Settings, python: Path, recipe: Recipe, tasks: Sequence[s
 # --- how costs grow ---------------------------------------------------------------------------------------------------
 
 
-def _growth(settings: Settings, python: Path) -> list[dict[str, Any]]:
+def _growth(settings: Settings, python: Path, growing: Growing) -> list[dict[str, Any]]:
     found = []
-    for name, varied, values, level in GROWTH:
-        for value in values:
-            recipe = RECIPES[name].varied(varied, value).at(level)
-            if varied != "samples":
-                recipe = recipe.varied("samples", GROWTH_SAMPLES)
-            subject, _ = prepared(settings, python, recipe, ())
-            settings.say(f"growth: {name}, {varied} {value:g} (load {os.getloadavg()[0]:.1f})")
-            tasks = GROWING if level is None else GROWING_FITTED
-            job: dict[str, Any] = {"kind": "measure", "library": OURS, "tasks": tasks, "seed": 0}
-            job |= {"subject": subject, "reference": None, "gradients": 1000, "seconds": 600, "unit_seconds": 0.3}
-            described = {"subject": name, "varied": varied, "value": value, "level": level}
-            described |= {"parameters": load(subject).parameters}
-            records = _merged(_worker(python, job))
-            found += [
-                {**described, **{key: record.get(key) for key in ("task", "status", "cost")}} for record in records
-            ]
+    name, varied = growing.recipe, growing.varied
+    for value in growing.values:
+        recipe = RECIPES[name].varied(varied, value).at(growing.level)
+        if varied != "samples":
+            recipe = recipe.varied("samples", GROWTH_SAMPLES)
+        subject, _ = prepared(settings, python, recipe, ())
+        settings.say(f"growth: {name}, {varied} {value:g} (load {os.getloadavg()[0]:.1f})")
+        job: dict[str, Any] = {"kind": "measure", "library": OURS, "tasks": growing.tasks, "seed": 0}
+        job |= {"subject": subject, "reference": None, "gradients": 1000, "seconds": 600, "unit_seconds": 0.3}
+        described = {"subject": name, "varied": varied, "value": value, "level": growing.level}
+        described |= {"parameters": load(subject).parameters, "loss": origin(subject)["loss"]}
+        records = _merged(_worker(python, job))
+        found += [{**described, **{key: record.get(key) for key in ("task", "status", "cost")}} for record in records]
     return found
 
 

@@ -199,7 +199,7 @@ def earlier(records: Sequence[Record]) -> list[str]:
 def by_samples(records: Sequence[Record]) -> list[str]:
     """Our costs of every network that was trained to a loss, against the number of samples."""
     lines: list[str] = []
-    fitted = [record for record in records if record.get("level") and record["varied"] == "samples"]
+    fitted = [record for record in records if record["varied"] == "samples"]
     for name in dict.fromkeys(record["subject"] for record in fitted):
         mine = {(record["task"], record["value"]): record["cost"] for record in fitted if record["subject"] == name}
         counts = sorted({count for _, count in mine})
@@ -210,8 +210,12 @@ def by_samples(records: Sequence[Record]) -> list[str]:
             ]
             for task in dict.fromkeys(task for task, _ in mine)
         ]
+        losses = {record["value"]: record.get("loss") for record in fitted if record["subject"] == name}
+        rows.append(["train loss", *(f"{loss:.2g}" if (loss := losses[count]) else "–" for count in counts)])
         columns = ["task", *(f"N = {count:,}" for count in counts)]
-        lines += [f"### {NAMES.get(name, name)}, train loss {fitted[0]['level']:g}", "", *table(columns, rows), ""]
+        level = next(record.get("level") for record in fitted if record["subject"] == name)
+        title = NAMES.get(name, name) + (f", train loss {level:g}" if level else "")
+        lines += [f"### {title}", "", *table(columns, rows), ""]
     return lines
 
 

@@ -25,16 +25,16 @@ MEMORY_LIMIT = ("conv", 2000, "everything", 300)  # MiB
 
 def targets(results: Results) -> list[str]:
     """All of them as a table."""
-    rows = [
-        row
-        for task, most in CEILINGS.items()
-        for row in _ceilings(results, task, dict(zip(SUBJECTS, most, strict=True)))
-    ]
+    rows = []
+    growth = [] if results.growth is None else results.growth["growth"]
+    for task, limits in CEILINGS.items():
+        most = dict(zip(SUBJECTS, limits, strict=True))
+        rows += _ceilings(results, task, most) + _at_largest(growth, task, most)
     rows += _factors(results, "against the best peer at equal accuracy", LIBRARIES, tuple(TASKS), 3.0)
     rows += _factors(results, "against Hutchinson-type estimators", HUTCHINSON, ("layer_traces", "diagonal"), 20.0)
     rows += _no_dearer(results.revisions)
     if results.growth is not None:
-        rows = [*_at_full_size(results.growth["growth"]), *rows, *_memory_targets(results.growth["memory"])]
+        rows += _memory_targets(results.growth["memory"])
     return table(["work", "on", "target", "measured", ""], rows)
 
 
@@ -47,22 +47,24 @@ def _ceilings(results: Results, task: str, most: Mapping[str, float]) -> list[li
     for key, limit in most.items():
         cost = results.cost(key, task)
         if cost is not None:
-            rows.append([TASKS[task].title, called(key), f"≤ {limit:g}", digits(cost), _verdict(cost <= limit)])
+            where = f"{called(key)}, N = {results.contests[key]['subject']['samples']:,}"
+            rows.append([TASKS[task].title, where, f"≤ {limit:g}", digits(cost), _verdict(cost <= limit)])
     return rows
 
 
-def _at_full_size(records: Sequence[Record]) -> list[list[str]]:
-    """The first subject once more with all of its training data, where what does not grow with the data weighs little."""
-    name, _, level = SUBJECTS[0].partition("-")
-    mine = [r for r in records if (r["subject"], r["varied"], r.get("level")) == (name, "samples", float(level))]
-    largest = max((record["value"] for record in mine), default=0)
-    costs = {record["task"]: record["cost"] for record in mine if record["value"] == largest}
-    where = f"{called(SUBJECTS[0])}, N = {largest:,}"
-    return [
-        [TASKS[task].title, where, f"≤ {most[0]:g}", digits(cost), _verdict(cost <= most[0])]
-        for task, most in CEILINGS.items()
-        if (cost := costs.get(task)) is not None
-    ]
+def _at_largest(records: Sequence[Record], task: str, most: Mapping[str, float]) -> list[list[str]]:
+    """Every subject once more with the most samples it was measured on: there, what does not grow with the data weighs least."""
+    rows = []
+    for key, limit in most.items():
+        name, _, level = key.partition("-")
+        chosen = (name, "samples", float(level) if level else None, task)
+        mine = [r for r in records if (r["subject"], r["varied"], r.get("level"), r["task"]) == chosen and r["cost"]]
+        if mine:
+            largest = max(mine, key=lambda record: float(record["value"]))
+            where = f"{called(key)}, N = {largest['value']:,}"
+            cost = largest["cost"]
+            rows.append([TASKS[task].title, where, f"≤ {limit:g}", digits(cost), _verdict(cost <= limit)])
+    return rows
 
 
 def _factors(results: Results, work: str, peers: Sequence[str], tasks: Sequence[str], least: float) -> list[list[str]]:

@@ -17,7 +17,10 @@ Folder = Annotated[
 ]
 DataFolder = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Real MNIST and CIFAR-10; synthetic without.")]
 Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="Weights of ResNet-20; trained briefly without.")]
-Subjects = Annotated[str, typer.Option(metavar="A,B", help="Of mlp, conv, lenet5, resnet20, vgg16, growth.")]
+Subjects = Annotated[
+    str,
+    typer.Option(metavar="A,B", help="Of mlp, conv, lenet5, resnet20, vgg16, growth, growth-mlp and so on, memory."),
+]
 Libraries = Annotated[str, typer.Option(metavar="A,B", help="Ask only these; what others answered before stays.")]
 Rounds = Annotated[int | None, typer.Option(metavar="N", min=1, help="How often each library is asked.")]
 Quick = Annotated[bool, typer.Option("--quick", help="This library alone on a tiny network, in a minute.")]
