@@ -170,10 +170,10 @@ def run(settings: Settings) -> list[Path]:
     path = settings.results / "growth.json"
     for each in growing:
         found = {"environment": described, "growth": _growth(settings, python, each)}
-        write_results(path, _with_earlier(found, path))
+        write_results(path, with_earlier(found, path))
     if not settings.quick and _asked(settings, "growth", "memory"):
         found = {"environment": described, "growth": [], "memory": _memory(settings, python)}
-        write_results(path, _with_earlier(found, path))
+        write_results(path, with_earlier(found, path))
     return [*written, path] if path.is_file() and not settings.quick else written
 
 
@@ -182,7 +182,7 @@ def _asked(settings: Settings, *names: str) -> bool:
     return not settings.subjects or bool(set(names) & set(settings.subjects))
 
 
-def _with_earlier(found: dict[str, Any], path: Path) -> dict[str, Any]:
+def with_earlier(found: dict[str, Any], path: Path) -> dict[str, Any]:
     """How costs grow, with what was found earlier of others, each with its date."""
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"growth": [], "memory": []}
     date = found["environment"]["date"]

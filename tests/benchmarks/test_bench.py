@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,18 @@ from benchmarks import clock, environment, peers, phases, revisions, subjects
 from benchmarks.__main__ import main
 from benchmarks.pictures import MOST_SHOWN, accuracy, growth, losses, trained_along
 from benchmarks.readme import write_readme
-from benchmarks.run import CONTESTS, LEVELS, Contest, Settings, _chosen, _libraries, _with_others, run
+from benchmarks.run import (
+    CONTESTS,
+    LEVELS,
+    Contest,
+    Settings,
+    _chosen,
+    _libraries,
+    _with_others,
+    run,
+    with_earlier,
+    write_results,
+)
 from benchmarks.tables import at_accuracy, cell, digits, factor, read_results
 from benchmarks.targets import UNWEIGHED, targets
 from benchmarks.tasks import TASKS, distance, number
@@ -196,20 +208,39 @@ def test_costs_against_the_number_of_samples(results):
         "task": "sweep",
     }
     records = [
-        {**record, "value": 500, "cost": 8.0},
-        {**record, "value": 60000, "cost": 2.5},
+        {**record, "value": 500, "cost": 8.0, "loss": 9.6e-4},
+        {**record, "value": 60000, "cost": 2.5, "loss": 8e-4},
         {**record, "varied": "width"},
+        {**record, "subject": "resnet20", "value": 2000, "cost": 4.0, "level": None},
     ]
-    content = {
-        "environment": {"threads": 1},
-        "growth": [*records, {**record, "value": 70, "level": None}],
-        "memory": [],
-    }
+    content = {"environment": {"threads": 1}, "growth": records, "memory": []}
     (results / "results" / "growth.json").write_text(json.dumps(content), encoding="utf-8")
     text = write_readme(results).read_text(encoding="utf-8")
     assert "### 784-300-100-10, train loss 0.001\n\n| task | N = 500 | N = 60,000 |" in text
     assert "normalized sharpness | 8 | 2.5 |" in text
+    assert "| train loss | 0.00096 | 0.0008 |" in text
     assert "normalized sharpness | 784-300-100-10 at train loss 0.001, N = 60,000 | ≤ 2.2 | 2.5 | **missed** |" in text
+    assert "### ResNet-20\n\n| task | N = 2,000 |" in text
+    assert "normalized sharpness | ResNet-20, N = 2,000 | ≤ 5 | 4 | met |" in text
+
+
+def test_how_costs_grow_is_kept_part_by_part(tmp_path):
+    path = tmp_path / "growth.json"
+
+    def write(date: str, growth: list[dict[str, Any]], **further: Any) -> dict[str, Any]:
+        found = {"environment": {"date": date}, "growth": growth, **further}
+        write_results(path, with_earlier(found, path))
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    conv, mlp = ({"subject": name, "varied": "samples", "value": 500, "cost": 8.0} for name in ("conv", "mlp"))
+    write("one", [conv])
+    write("two", [mlp], memory=[{"peak": 1}])
+    found = write("three", [{**conv, "cost": 7.0}])
+    assert [(each["subject"], each["cost"], each["date"]) for each in found["growth"]] == [
+        ("mlp", 8.0, "two"),
+        ("conv", 7.0, "three"),
+    ]
+    assert found["memory"] == [{"peak": 1, "date": "two"}]
 
 
 def test_costs_against_the_train_loss(results):
