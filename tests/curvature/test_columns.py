@@ -153,7 +153,7 @@ def test_what_is_left_of_a_trace_is_told(fitted):
     blocks = GaussNewtonBlocks(problem, anatomy, list(anatomy.layers), tolerance=0.1 / LEFT_OUT)
     for name, bound in blocks.left_out(torch.Generator().manual_seed(0)).items():
         taken = sum(
-            float((use.deltas.square().sum((0, 2)) * use.use.phi.square().sum(1)).sum()) / SAMPLES
+            float((use.deltas.square().sum((0, 2)) * use.phi.square().sum(1)).sum()) / SAMPLES
             for chunk in blocks._chunks()
             for use in chunk.layers[name]
         )

@@ -1,5 +1,6 @@
 """Eigenpairs that start from part of the data: the right ones, with few products, also when the part misleads."""
 
+import gc
 import weakref
 from typing import Any
 
@@ -210,3 +211,30 @@ def test_near_eigenvalues_of_a_network_are_told_apart(seed: int, monkeypatch: py
     size = float(model.weight.detach().square().sum())
     for name, expected in {"hessian_spectral_norm": truth, "kappa_max": truth * size}.items():
         assert abs(report[name].value - expected) <= report[name].error <= 1e-3 * expected, name
+
+
+def test_kept_layers_hold_neither_the_graph_of_the_network_nor_its_results() -> None:
+    """They took more memory than what is kept of them on purpose."""
+    model, data = sorted_by_class(1500)
+    problem = Problem(model, "cross_entropy", data)
+    anatomy = examine(problem)
+    blocks = GaussNewtonBlocks(problem, anatomy, list(anatomy.layers))
+    before = _floats()
+    blocks({name: torch.randn_like(problem.parameters[name]) for name in blocks.names})
+    kept = sum(pulled.bytes for chunk in blocks._kept for uses in chunk.layers.values() for pulled in uses)
+    shares = sum(4 * chunk.shares.numel() for chunk in blocks._kept)
+    weights = sum(4 * parameter.numel() for parameter in problem.parameters.values())
+    assert kept > 100_000
+    assert _floats() - before <= kept + shares + 4 * weights
+    node = blocks._kept[0].layers[blocks.names[-1]][0].edge.node
+    reached = [node]
+    for each in reached:
+        reached += [following for following, _ in each.next_functions if following is not None]
+    assert sum(hasattr(each, "variable") for each in reached) == 1
+
+
+def _floats() -> int:
+    """Bytes of all tensors of real numbers that are alive, each storage once."""
+    gc.collect()
+    alive = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.is_floating_point()]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in alive}.values())

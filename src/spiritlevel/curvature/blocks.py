@@ -8,17 +8,18 @@ Columns that hold next to nothing are left out where the tolerance allows that; 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from spiritlevel.curvature.anatomy import Anatomy
 from spiritlevel.curvature.columns import columns_needed, parts, trace_left
 from spiritlevel.curvature.hessian import ALL, HEAVY, LIGHT_BUDGET, MOST_IN_PART, PART, WIDER, spread_part, tiers
 from spiritlevel.curvature.statistics import TappedChunk
-from spiritlevel.curvature.taps import LinearUse
+from spiritlevel.curvature.taps import SampleAxis
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.losses import output_factor
 from spiritlevel.problem.problem import Problem
@@ -31,20 +32,29 @@ LEFT_OUT = 1e-2
 
 @dataclass
 class _Pulled:
-    """One use of a layer in one chunk: δ of all columns, and the graph of z as a function of the weight alone."""
+    """One use of a layer in one chunk: δ of all columns, and the graph of z as a function of the weight alone.
 
-    use: LinearUse
+    Nothing here holds the graph of the network, or z: they would take several times the memory of δ.
+    """
+
+    phi: Tensor
+    apply: Callable[[Tensor, Tensor], Tensor]
+    axis: SampleAxis
     leaf: Tensor
-    result: Tensor
+    edge: GradientEdge  # at z
     deltas: Tensor  # (columns, *z.shape)
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.deltas, self.phi))
 
     def image(self, vector: Tensor) -> Tensor:
         """Vφ."""
         with torch.no_grad():
-            return self.use.linear.apply(self.use.phi, vector)
+            return self.apply(self.phi, vector)
 
     def weight_gradient(self, cotangent: Tensor) -> Tensor:
-        (found,) = torch.autograd.grad(self.result, self.leaf, cotangent, retain_graph=True)
+        (found,) = torch.autograd.grad(self.edge, self.leaf, cotangent, retain_graph=True)
         return found
 
 
@@ -123,7 +133,7 @@ class GaussNewtonBlocks:
 
     def forms(self, batch: Batch, vectors: Mapping[str, Tensor]) -> list[float]:
         """v_lᵀ G_l v_l of one batch's mean for every named layer, in the problem's present precision."""
-        chunk = self._pull(TappedChunk(self.problem, self._anatomy, batch, inputs=False), batch.targets, 1.0)
+        chunk = self._pull(batch, 1.0)
         fitted = {name: vector.to(self.problem.parameters_like()) for name, vector in vectors.items()}
         images = {name: _product(chunk.layers.get(name, []), chunk.shares, vector) for name, vector in fitted.items()}
         return [float((vector.double() * images[name].double()).sum()) for name, vector in fitted.items()]
@@ -163,6 +173,7 @@ class GaussNewtonBlocks:
         for chunk, factor in chunks:
             for name, vector in vectors.items():
                 sums[name].add_(_product(chunk.layers.get(name, []), chunk.shares, vector), alpha=factor)
+            del chunk
         self.problem.ranks.sum_(list(sums.values()))
         return {name: total.to(vectors[name].dtype) for name, total in sums.items()}
 
@@ -175,11 +186,11 @@ class GaussNewtonBlocks:
         for index, (batch, weight, most, place) in enumerate(self._batches(last)):
             if index < skipped:
                 continue
-            tapped = TappedChunk(self.problem, self._anatomy, batch, inputs=False)
-            chunk = self._pull(tapped, batch.targets, weight, most, place)
+            chunk = self._pull(batch, weight, most, place)
             if index == self._built:
                 self._note(chunk)
             yield chunk
+            del chunk  # before the next one is pulled back
         self._prepared |= last == ALL
 
     def _note(self, chunk: _Chunk) -> None:
@@ -218,22 +229,23 @@ class GaussNewtonBlocks:
         for batch, _, most in parts(self.problem, needed, torch.zeros(0, dtype=torch.long), self._chunk_size):
             yield batch, most
 
-    def _pull(
-        self, tapped: TappedChunk, targets: Tensor | None, weight: float, most: int | None = None, place: int = ALL
-    ) -> _Chunk:
-        assert targets is not None
-        factor = output_factor(self.problem.loss_function, tapped.outputs, targets)
+    def _pull(self, batch: Batch, weight: float, most: int | None = None, place: int = ALL) -> _Chunk:
+        assert batch.targets is not None
+        tapped = TappedChunk(self.problem, self._anatomy, batch, inputs=False)
+        factor = output_factor(self.problem.loss_function, tapped.outputs, batch.targets)
         columns = list(itertools.islice(factor.columns(), most))
         arrived = [tapped.pull(vector) for vector, _ in columns]
         layers: dict[str, list[_Pulled]] = {}
-        size = 0
         for use in tapped.linear_uses():
-            deltas = torch.stack([pairs[id(use)][0] for pairs in arrived if id(use) in pairs] or [use.result * 0])
+            found = [pairs.pop(id(use))[0] for pairs in arrived if id(use) in pairs]  # one copy of each at a time
+            deltas = torch.stack(found or [use.result * 0])
+            del found
             leaf = self.problem.parameters[use.linear.layer.name].detach().requires_grad_()  # as stored
             with torch.enable_grad():
-                result = use.linear.apply(use.phi, leaf)
-            layers.setdefault(use.linear.layer.name, []).append(_Pulled(use, leaf, result, deltas))
-            size += deltas.numel() * deltas.element_size() + use.phi.numel() * use.phi.element_size()
+                edge = get_gradient_edge(use.linear.apply(use.phi, leaf))
+            pulled = _Pulled(use.phi, use.linear.apply, use.axis, leaf, edge, deltas)
+            layers.setdefault(use.linear.layer.name, []).append(pulled)
+        size = sum(pulled.bytes for uses in layers.values() for pulled in uses)
         ones = torch.full((tapped.samples,), weight / tapped.samples, dtype=tapped.outputs.dtype)
         shares = torch.stack([ones if signs is None else ones * signs.cpu() for _, signs in columns])
         return _Chunk(layers, shares.to(tapped.outputs), weight, size, place)
@@ -253,7 +265,7 @@ def _product(uses: list[_Pulled], shares: Tensor, vector: Tensor) -> Tensor:
 
 def _by_column(use: _Pulled, products: Tensor) -> Tensor:
     """Sum over everything but columns and samples: (columns, samples)."""
-    axis = use.use.axis
+    axis = use.axis
     if axis.axis == 0 and axis.outermost:  # the common layout, without a transpose
         return products.reshape(products.shape[0], products.shape[1] // axis.repeat, -1).sum(2)
     return torch.stack([axis.split(product).flatten(1).sum(1) for product in products])
@@ -261,7 +273,7 @@ def _by_column(use: _Pulled, products: Tensor) -> Tensor:
 
 def _spread(use: _Pulled, weights: Tensor) -> Tensor:
     """(columns, samples) laid out so that it multiplies δ."""
-    axis = use.use.axis
+    axis = use.axis
     count = weights.shape[1]
     entries = weights.repeat_interleave(axis.repeat, 1) if axis.outermost else weights.repeat(1, axis.repeat)
     shape = [weights.shape[0]] + [1] * (use.deltas.dim() - 1)
