@@ -152,6 +152,8 @@ def _grow(axes: Axes, records: Sequence[Record], varied: str) -> list[float]:
                 for record in records
                 if (record["subject"], record["task"]) == (subject, task) and record["status"] == "measured"
             ]
+            if not mine:
+                continue
             places = [record["parameters" if varied == "width" else "value"] for record in mine]
             label = f"{NAMES.get(subject, subject)}: {TASKS[task].title}"
             look = {**_marks(t), "linestyle": DASHES[s]}
