@@ -175,12 +175,12 @@ def test_signs_of_a_worker_come_through_the_store(tiny, memory, monkeypatch):
     seen = []
     train = worker.train
 
-    def watched(configs, samples, after_epoch):
+    def watched(configs, samples, after_epoch, unfinished):
         deadline = time.monotonic() + 60
         while not seen and time.monotonic() < deadline:
             with study_at(memory, TO_SUMMARIZE) as folder:
                 seen.extend(running.summarize(folder).running.values())
-        return train(configs, samples, after_epoch)
+        return train(configs, samples, after_epoch, unfinished)
 
     monkeypatch.setattr(worker, "train", watched)
     monkeypatch.setattr("spiritlevel.study.away.EVERY", 0.01)

@@ -31,13 +31,13 @@ def test_a_worker_says_where_it_is_and_how_far(folder, monkeypatch):
     seen = []
     train = worker.train
 
-    def watched(configs, samples, after_epoch):
+    def watched(configs, samples, after_epoch, unfinished):
         def look(epoch, losses):
             after_epoch(epoch, losses)
             signs[-1]._write()
             seen.append((at_work(cell), summarize(folder).lines()))
 
-        return train(configs, samples, look)
+        return train(configs, samples, look, unfinished)
 
     signs = []
     enter = AtWork.__enter__
