@@ -170,11 +170,11 @@ def run(settings: Settings) -> list[Path]:
     path = settings.results / "growth.json"
     for each in growing:
         found = {"environment": described, "growth": _growth(settings, python, each)}
-        write_results(path, with_earlier(found, path))
+        written.append(write_results(path, with_earlier(found, path)))
     if not settings.quick and _asked(settings, "growth", "memory"):
         found = {"environment": described, "growth": [], "memory": _memory(settings, python)}
-        write_results(path, with_earlier(found, path))
-    return [*written, path] if path.is_file() and not settings.quick else written
+        written.append(write_results(path, with_earlier(found, path)))
+    return list(dict.fromkeys(written))
 
 
 def _asked(settings: Settings, *names: str) -> bool:

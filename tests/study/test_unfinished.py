@@ -172,6 +172,7 @@ def test_a_worker_that_died_goes_on_and_leaves_no_file(tiny, tmp_path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             compute([disturbed.cell])
     assert disturbed.unfinished.is_file()
+    left = disturbed.unfinished.read_bytes()
     epochs: list[int] = []
     monkeypatch.setattr("spiritlevel.study.live.AtWork.after_epoch", lambda self, epoch, losses: epochs.append(epoch))
     assert compute([disturbed.cell]) == DONE
@@ -179,3 +180,7 @@ def test_a_worker_that_died_goes_on_and_leaves_no_file(tiny, tmp_path, monkeypat
     assert not disturbed.unfinished.exists()
     assert Path(plain.checkpoint).read_bytes() == Path(disturbed.checkpoint).read_bytes()
     assert plain.curve.read_text() == disturbed.curve.read_text()
+    (disturbed.path / "result.json").unlink()  # killed after its training, before what was left of it was deleted
+    disturbed.unfinished.write_bytes(left)
+    assert compute([disturbed.cell]) == DONE
+    assert not disturbed.unfinished.exists()

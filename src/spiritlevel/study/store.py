@@ -208,8 +208,9 @@ class CellFolder:
         write_json(self.path / "training.json", {"weights": sha256_of(self.checkpoint), **training})
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """The result, which takes an earlier failure away."""
+        """The result, which takes an earlier failure away, and what a run left that was killed just after its training."""
         write_json(self.path / "result.json", result)
+        self.unfinished.unlink(missing_ok=True)
         (self.path / "failed.json").unlink(missing_ok=True)
 
     def write_failure(self, error: str, traceback: str, attempts: int) -> None:
