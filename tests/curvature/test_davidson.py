@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from spiritlevel.curvature import krylov
 from spiritlevel.curvature.davidson import MOST_PRODUCTS, Davidson, known_from
 from spiritlevel.curvature.lanczos import Care, Lanczos
 
@@ -82,6 +83,24 @@ def test_what_does_not_converge_goes_on_as_a_search_of_its_own():
     found = corrected(part, whole)
     assert found.products > MOST_PRODUCTS
     assert abs(found.value - top(whole)) <= found.error <= 1e-4 * found.value
+
+
+@pytest.mark.parametrize(("near", "started"), [(0.99, 2), (0.5, 1)])
+def test_vectors_that_it_starts_from_are_asked_for_at_once(near, started):
+    """So that one pass over all data serves them; the answer is the same as one by one."""
+    part = symmetric([1.0, near, 0.3], 7)
+    whole = part + semidefinite(0.05, 8)
+    process = Davidson(known_from(searched(part)[0]), None, tolerance=1e-4, end="largest", care=Care(fewest=2))
+    asked = []
+
+    def passed(vectors):
+        asked.append(len(vectors["one"]))
+        return {"one": [whole @ vector for vector in vectors["one"]]}
+
+    krylov._in_step({"one": process}, passed)
+    assert asked[0] == started
+    assert set(asked[1:]) == {1}
+    assert process.result.value == corrected(part, whole).value
 
 
 def test_the_largest_magnitude_may_be_negative():

@@ -103,6 +103,11 @@ class Davidson:
         return self._request if self._other is None else self._other.request
 
     @property
+    def requests(self) -> list[Tensor]:
+        """All vectors whose products it takes next, each by `advance`: those it starts from need not wait for each other."""
+        return [self.request, *self._waiting]
+
+    @property
     def result(self) -> Eigenpair | None:
         if self._other is None or self._other.result is None:
             return self._own

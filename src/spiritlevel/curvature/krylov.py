@@ -146,11 +146,11 @@ def _scaled_in_step(
         del first  # as large as the model
 
     def moved(take: Callable[[Sequence[Tensor]], list[Tensor]]) -> Product[int]:
-        """The products of all operators, in one pass."""
+        """The products of all operators with all their vectors, in one pass."""
 
-        def of(vectors: dict[int, Tensor]) -> dict[int, Tensor]:
-            images = take([operators[index].moved([vector])[0] for index, vector in vectors.items()])
-            return {index: operators[index].moved([images.pop(0)])[0] for index in vectors}
+        def of(asked: dict[int, list[Tensor]]) -> dict[int, list[Tensor]]:
+            images = take([moved for index, vectors in asked.items() for moved in operators[index].moved(vectors)])
+            return {index: operators[index].moved([images.pop(0) for _ in each]) for index, each in asked.items()}
 
         return of
 
@@ -164,7 +164,8 @@ def _scaled_in_step(
 
 
 Key = TypeVar("Key", int, str)
-Product = Callable[[dict[Key, Tensor]], dict[Key, Tensor]]
+# Of every operator the images of its vectors in one pass: of all of them, or of the first where a pass takes no more.
+Product = Callable[[dict[Key, list[Tensor]]], dict[Key, list[Tensor]]]
 
 
 def _defend(
@@ -179,10 +180,10 @@ def _defend(
     searches = {key: each for key, each in processes.items() if key in rivals and isinstance(each, Lanczos)}
     outside = {key: unaccounted(search, rivals[key]) for key, search in searches.items()}
     doubted: dict[Key, list[Tensor]] = {}
-    while asked := {key: rest.pop(0) for key, rest in outside.items() if rest}:
+    while asked := {key: [rest.pop(0)] for key, rest in outside.items() if rest}:
         images = on_other_part(asked)
-        for key, vector in asked.items():
-            if doubtful(vector, images[key], finished(processes[key]).value, ends[key], shards):
+        for key, (vector,) in asked.items():
+            if doubtful(vector, images[key][0], finished(processes[key]).value, ends[key], shards):
                 doubted.setdefault(key, []).append(vector)
     for key, search in searches.items():
         vectors = doubted.get(key, [])
@@ -353,7 +354,9 @@ def _blocks_in_step(
     return {name: finished(process) for name, process in processes.items()}
 
 
-def _search_part(searches: Mapping[str, Lanczos], product: Products, start: Mapping[str, Tensor], heavy: bool) -> None:
+def _search_part(
+    searches: Mapping[str, Lanczos], product: Product[str], start: Mapping[str, Tensor], heavy: bool
+) -> None:
     """Searches on part of the data, from two random vectors each."""
     _in_step(searches, product)
     for name, search in searches.items():
@@ -384,17 +387,22 @@ def _vectors(size: int, processes: int = 1) -> int:
 
 def _in_step(processes: Mapping[Key, Process], products: Product[Key]) -> None:
     while active := {key: process for key, process in processes.items() if not process.done}:
-        images = products({key: process.request for key, process in active.items()})
+        images = products({key: _requests(process) for key, process in active.items()})
         for key, process in active.items():
-            process.advance(images.pop(key))
+            for image in images.pop(key):
+                process.advance(image)
 
 
-def _shaped(products: Products, shapes: Mapping[str, torch.Size]) -> Products:
-    """The same products for flat vectors."""
+def _requests(process: Process) -> list[Tensor]:
+    return process.requests if isinstance(process, Davidson) else [process.request]
 
-    def flat(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
-        images = products({name: vector.view(shapes[name]) for name, vector in vectors.items()})
-        return {name: image.reshape(-1) for name, image in images.items()}
+
+def _shaped(products: Products, shapes: Mapping[str, torch.Size]) -> Product[str]:
+    """The same products for flat vectors, of every block the first."""
+
+    def flat(asked: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+        images = products({name: vectors[0].view(shapes[name]) for name, vectors in asked.items()})
+        return {name: [image.reshape(-1)] for name, image in images.items()}
 
     return flat
 
