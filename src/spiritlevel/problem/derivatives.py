@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -90,8 +90,11 @@ class _Trial:
     directions: dict[str, Tensor]
     slopes: dict[str, float]  # of this process's parts
     connected: frozenset[str]  # the parameters with a gradient
+    still: float  # the loss at the point
+    usual: float  # a loss of nearly zero is a difference of larger numbers, about as large as that of a network that knows nothing
     factors: dict[str, float]
     conclusive: bool = False  # whether a difference of losses was more than rounding
+    roundings: dict[tuple[str, ...], float] = field(default_factory=dict)  # shared by all that are `turned` from it
 
     def loss(self, names: Sequence[str], step: float) -> float:
         moved = {name: self.point[name].add(self.directions[name], alpha=step * self.factors[name]) for name in names}
@@ -123,17 +126,21 @@ class _Trial:
         Steps that show rounding only do not count. How closely they agree is judged relative to the slopes along all
         directions; with `alone`, along these.
         """
-        slope, size, found = self.slope(names), self.size(names if alone else list(self.point)), None
+        slope, size = self.slope(names), self.size(names if alone else list(self.point))
         tolerance = self.precision.tolerance * (UNCONNECTED if self.connected.isdisjoint(names) else 1)
-        others: list[float] = []
+        others: dict[float, float] = {}
         for step, difference, noise in self._telling(names, size):
             if not abs(difference - slope) > tolerance * size + noise:  # NaN is refused elsewhere
                 self.conclusive = True
-                return (slope, others[0]) if _of_one_mind(others, slope) else None
-            others.append(difference)
-            if abs(self._difference(names, step / 2) - difference) < STEADY * abs(difference - slope):
-                self.conclusive, found = True, difference
-        return None if found is None else (slope, found)
+                found = list(others.values())
+                return (slope, found[0]) if _of_one_mind(found, slope) else None
+            others[step] = difference
+        steady = [each for step, each in others.items() if self._is_steady(names, step, each, slope)]
+        self.conclusive |= bool(steady)
+        return (slope, steady[-1]) if steady else None
+
+    def _is_steady(self, names: Sequence[str], step: float, difference: float, slope: float) -> bool:
+        return abs(self._difference(names, step / 2) - difference) < STEADY * abs(difference - slope)
 
     def _telling(self, names: Sequence[str], size: float) -> Iterator[tuple[float, float, float]]:
         """Steps, and the slopes of the loss by differences with their noise, where that is small beside slopes of this size."""
@@ -147,20 +154,12 @@ class _Trial:
         return (self.loss(names, step) - self.loss(names, -step)) / (2 * step)
 
     def _rounding(self, names: Sequence[str], slope: float) -> float:
-        """What rounding does to the loss: seen in steps that change nothing else, and known from the loss's usual size.
-
-        A loss of nearly zero is a difference of larger numbers, about as large as the loss of a network that knows
-        nothing.
-        """
-        still, tiny = self.loss(names, 0.0), self.precision.tiny
-        seen = max(abs(self.loss(names, h) - still - h * slope) for h in (tiny, -tiny, 2 * tiny))
-        others = [self._elsewhere(factor) for factor in (0.0, -1.0)]
-        usual = max((abs(value) for value in (still, *others) if math.isfinite(value)), default=0.0)
-        return max(seen, 64 * torch.finfo(self.precision.dtype).eps * usual)
-
-    def _elsewhere(self, factor: float) -> float:
-        with torch.no_grad():
-            return float(self.objective({name: factor * v for name, v in self.point.items()}))
+        """What rounding does to the loss: seen in steps that change nothing else, and known from the loss's usual size."""
+        if (key := tuple(names)) not in self.roundings:
+            tiny = self.precision.tiny
+            seen = max(abs(self.loss(names, h) - self.still - h * slope) for h in (tiny, -tiny, 2 * tiny))
+            self.roundings[key] = max(seen, 64 * torch.finfo(self.precision.dtype).eps * self.usual)
+        return self.roundings[key]
 
 
 def _of_one_mind(differences: Sequence[float], slope: float) -> bool:
@@ -201,8 +200,11 @@ def _trial(problem: Checked, objective: Objective, precision: _Precision, genera
         slopes[name] = float((gradient * directions[name]).sum())
         if problem.shards.any(bool(gradient.any())):
             connected.add(name)
+    with torch.no_grad():
+        still, *others = (float(objective({name: by * v for name, v in point.items()})) for by in (1.0, 0.0, -1.0))
+    usual = max((abs(value) for value in (still, *others) if math.isfinite(value)), default=0.0)
     ones = dict.fromkeys(leaves, 1.0)
-    return _Trial(problem, objective, precision, point, directions, slopes, frozenset(connected), ones)
+    return _Trial(problem, objective, precision, point, directions, slopes, frozenset(connected), still, usual, ones)
 
 
 def _along(gradient: Tensor, random: Tensor) -> Tensor:
