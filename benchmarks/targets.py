@@ -127,5 +127,4 @@ def _growth_with_samples(records: Sequence[Record], task: str) -> Iterable[float
     for subject in dict.fromkeys(record["subject"] for record in records):
         mine = [r for r in records if r["subject"] == subject and r["task"] == task and not r.get("level")]
         mine.sort(key=lambda record: record["samples"])
-        # What a process has loaded before may hide what a call holds: it is no less than this.
-        yield mine[-1]["peak"] / max(mine[0]["peak"], mine[0]["parameters"] + mine[0]["chunk"], 1 << 20)
+        yield mine[-1]["peak"] / mine[0]["peak"]

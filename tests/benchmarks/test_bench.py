@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from benchmarks.run import (
 from benchmarks.tables import at_accuracy, cell, digits, factor, read_results
 from benchmarks.targets import UNWEIGHED, targets
 from benchmarks.tasks import TASKS, distance, number
-from benchmarks.worker import OURS
+from benchmarks.worker import OURS, memory_now, memory_peak
 from spiritlevel.errors import SpiritLevelError
 
 
@@ -430,3 +431,15 @@ def test_an_environment_that_cannot_be_made_says_what_to_do(tmp_path, monkeypatc
     monkeypatch.setattr(environment.sys, "executable", "false")
     with pytest.raises(SpiritLevelError, match="bench --quick"):
         environment.build(tmp_path / "venv")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of Linux's C library")
+def test_memory_that_was_freed_before_does_not_hide_what_a_call_takes():
+    """As a warm-up leaves it: freed blocks below one that is still held, which stay with the process."""
+    blocks = [bytearray(100_000) for _ in range(400)]
+    held = bytearray(100_000)
+    del blocks
+    before = memory_now()
+    blocks = [bytearray(100_000) for _ in range(400)]
+    assert memory_peak() - before > 30_000_000
+    del blocks, held
