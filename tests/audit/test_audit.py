@@ -101,11 +101,20 @@ def test_every_claim_holds_and_what_claims_nothing_moves(name, loss):
 
 
 @pytest.mark.parametrize("name", ["plain", "unbiased", "Residual"])
-def test_nothing_is_invariant_to_a_change_of_the_input(name):
+@pytest.mark.parametrize("kind", ["input map", "input shift"])
+def test_a_change_of_the_input_moves_what_does_not_whiten(name, kind):
     model, data = problem(name)
-    audit = sl.audit(model, data, measures=["kappa_sum", "rho_sum", "normalized_sharpness", "fisher_rao_norm"],
-                     kinds=("input map",), strengths=(1.0,))  # fmt: skip
-    assert {finding.verdict for finding in audit.findings} == {"moves"}
+    whitened = ["whitened_flatness", "whitened_flatness_max"]
+    audit = sl.audit(model, data, measures=["kappa_sum", "rho_sum", "normalized_sharpness", "fisher_rao_norm", *whitened],
+                     kinds=(kind,), strengths=(1.0,))  # fmt: skip
+    if kind == "input shift" and name == "unbiased":
+        assert audit.skipped == {kind: "the first layer of this network cannot absorb a shift of its input"}
+        return
+    still = whitened if kind == "input map" else []
+    assert {f.measure: f.verdict for f in audit.findings} == {
+        f.measure: "invariant" if f.measure in still else "moves" for f in audit.findings
+    }
+    assert [f.measure for f in audit.findings if f.claimed] == still
 
 
 def test_every_claim_holds_for_matrices_and_what_claims_nothing_moves():

@@ -202,7 +202,7 @@ def test_what_else_is_asked_for_does_not_change_its_probes(only_probes):
     assert among["whitened_flatness"].value == alone["whitened_flatness"].value
 
 
-def test_an_invertible_map_of_the_inputs_does_not_move_it():
+def test_an_invertible_matrix_on_the_inputs_does_not_move_it():
     model, x, y = cases.by_name("mlp").make()
     before = sl.measure(model, (x, y), measures=["whitened_flatness"])["whitened_flatness"]
     mix = torch.tensor([[2.0, 1, 0, 0], [0, 0.5, 0, 3], [1, 0, 1, 0], [0, 0, 0, 400]], dtype=torch.float64)

@@ -31,7 +31,8 @@ from spiritlevel.problem.wrappers import refuse_shards
 from spiritlevel.symmetry import Rescaling, Symmetries, affine, find_symmetries
 from spiritlevel.symmetry.layerwise import LayerScales
 
-KINDS = ("layer", "neuron", "batch-norm", "linear", "rotation", "output scale", "input map")
+OF_INPUTS = ("input map", "input shift")
+KINDS = ("layer", "neuron", "batch-norm", "linear", "rotation", "output scale", *OF_INPUTS)
 MATRICES = ("linear", "rotation")
 
 # An error bar wider than this share of the value cannot show that nothing moved.
@@ -59,8 +60,8 @@ def audit(
         kinds: Which changes: "layer" (one factor a layer), "neuron" (one a channel), "batch-norm" (one a channel,
             absorbed by running statistics), "linear" (an invertible matrix between two linear maps, as in the heads of
             attention), "rotation" (of a residual stream that is normalized wherever it is read), "output scale" (the
-            outputs times a constant), "input map" (an invertible affine change of the data, absorbed in the first
-            layer). All that this network has by default.
+            outputs times a constant), "input map" (the data times an invertible matrix, absorbed in the first layer),
+            "input shift" (a constant added to the data, absorbed in its bias). All that this network has by default.
         strengths: Standard deviations of the log-factors, ascending; for matrices exp(strength·G/√n), those of G.
         seeds: One twin for every strength and seed.
         groups: Also audit every discovered group of factors by itself, as kind "group: NAME".
@@ -141,7 +142,7 @@ class Twins:
         if kind in MATRICES and not any(frame.kind == kind for frame in self._symmetries.linear.frames):
             return f"no change of basis of this kind ({kind}) leaves the function of this network alone"
         try:
-            if kind in ("output scale", "input map"):
+            if kind in ("output scale", *OF_INPUTS):
                 self.make(kind, 0.5, 0)
         except SpiritLevelError as error:
             return str(error)
@@ -151,8 +152,8 @@ class Twins:
         generator = torch.Generator().manual_seed(seed)
         if kind == "output scale":
             return self._scaled_outputs(strength), self._data
-        if kind == "input map":
-            return self._mapped_inputs(strength, generator)
+        if kind in OF_INPUTS:
+            return self._mapped_inputs(strength, generator, shifted=kind == "input shift")
         if kind in MATRICES:
             return self._symmetries.sample(strength, seed, kinds=[kind]).apply(self._model), self._data
         return self._rescaling(kind, strength, generator).apply(self._model), self._data
@@ -185,24 +186,26 @@ class Twins:
                 return rescaled.inner
         raise SpiritLevelError("the outputs of this network cannot be scaled by its own parameters")
 
-    def _mapped_inputs(self, strength: float, generator: torch.Generator) -> tuple[nn.Module, Any]:
-        """The network that reads u = diag(e^s) Q (x − c), Q a random rotation, absorbed in its first layer."""
+    def _mapped_inputs(self, strength: float, generator: torch.Generator, *, shifted: bool) -> tuple[nn.Module, Any]:
+        """The network that reads u = x − c, or u = diag(e^s) Q x with Q a random rotation, absorbed in its first layer."""
         if not isinstance(self._example, Tensor) or not self._example.is_floating_point():
             raise SpiritLevelError("an input map needs one tensor of real numbers as input")
         first = self._example
-        for size, shifted in _input_sizes(first):
-            matrix = _random_matrix(size, strength, generator)
-            shift = (
-                strength * torch.randn(size, generator=generator, dtype=torch.float64) if shifted else torch.zeros(size)
-            )
+        for size in _input_sizes(first):
+            matrix, shift = torch.eye(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+            if shifted:
+                shift = strength * torch.randn(size, generator=generator, dtype=torch.float64)
+            else:
+                matrix = _random_matrix(size, strength, generator)
             try:
-                mapped = affine(self._model, first, matrix, shift.double())
+                mapped = affine(self._model, first, matrix, shift)
             except (SpiritLevelError, RuntimeError):
                 continue
             if size == 1 and not shifted:
                 break  # one factor for all inputs is a rescaling, not a change of what is near to what
-            return mapped.model, _Mapped(self._data, partial(_map_inputs, self._model, matrix, shift.double()))
-        raise SpiritLevelError("the first layer of this network cannot absorb a change of its input")
+            return mapped.model, _Mapped(self._data, partial(_map_inputs, self._model, matrix, shift))
+        change = "shift" if shifted else "change"
+        raise SpiritLevelError(f"the first layer of this network cannot absorb a {change} of its input")
 
 
 class _Scaled(nn.Module):
@@ -242,10 +245,10 @@ def _map_inputs(model: nn.Module, matrix: Tensor, shift: Tensor, inputs: Tensor)
     return affine(model, inputs, matrix, shift).inputs
 
 
-def _input_sizes(example: Tensor) -> list[tuple[int, bool]]:
-    """What the first layer may mix: all features of a flat sample or the channels of an image; with a shift first."""
+def _input_sizes(example: Tensor) -> list[int]:
+    """What the first layer may mix: all features of a flat sample or the channels of an image."""
     sizes = [example[0].numel(), example.shape[-1], example.shape[1] if example.dim() > 1 else 1]
-    return [(size, shifted) for size in dict.fromkeys(sizes) for shifted in (True, False)]
+    return list(dict.fromkeys(sizes))
 
 
 def _random_matrix(size: int, strength: float, generator: torch.Generator) -> Tensor:
@@ -266,7 +269,7 @@ def _claims(each: Measure, kind: str, loss: Loss) -> bool:
     """What the measure's record claims, for this kind of change and this loss."""
     if kind == "output scale":
         return loss.name == "normalized_cross_entropy" and "layer" in each.invariant_under and each.of_function
-    if kind in (*MATRICES, "input map"):
+    if kind in (*MATRICES, *OF_INPUTS):
         return kind in each.invariant_under
     return ("layer" if kind == "layer" else "neuron") in each.invariant_under
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spiritlevel.audit.audit import KINDS
+from spiritlevel.audit.audit import KINDS, OF_INPUTS
 from spiritlevel.audit.findings import Audit, Finding
 from spiritlevel.errors import listed
 from spiritlevel.measuring.registry import known_records
@@ -25,6 +25,8 @@ from spiritlevel.show.sections import Section
 from spiritlevel.show.tables import Fitted, measure_name, render, simple_table
 
 _MARKS = {"invariant": "✓", "moves": "✗", "undecided": "?"}
+# Changes that do not leave the function of the same data alone.
+_BESIDE_WEIGHTS = ("output scale", *OF_INPUTS)
 
 
 def audit_table(audit: Audit) -> RenderableType:
@@ -68,7 +70,7 @@ def audit_answer(audit: Audit) -> list[str]:
     """What the audit found, in sentences."""
     if not audit.findings:
         return ["Nothing was audited: this network has no change of the kinds that were asked for."]
-    rescalings = [kind for kind in audit.kinds if kind not in ("output scale", "input map")]
+    rescalings = [kind for kind in audit.kinds if kind not in _BESIDE_WEIGHTS]
     names = list(audit.original)
     survive = [n for n in names if all(audit.verdict(n, kind) == "invariant" for kind in rescalings)]
     moving = [f for f in audit.findings if f.kind in rescalings and f.verdict == "moves"]
@@ -89,7 +91,7 @@ def audit_answer(audit: Audit) -> list[str]:
 
 def _changes(audit: Audit, rescalings: Sequence[str]) -> str:
     """What a measure survives that survived: more was not tried where kinds were chosen."""
-    if set(KINDS) <= {*audit.kinds, *audit.skipped, "output scale", "input map"}:
+    if set(KINDS) <= {*audit.kinds, *audit.skipped, *_BESIDE_WEIGHTS}:
         return "every change of weights that leaves this network's function alone"
     tried = f"{', '.join(rescalings[:-1])} and {rescalings[-1]}" if len(rescalings) > 1 else rescalings[0]
     return (

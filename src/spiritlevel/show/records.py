@@ -11,7 +11,7 @@ INVARIANCES: Mapping[str, str] = {
     "neuron": "unchanged when one neuron is rescaled: row i of Wₗ and bₗᵢ times α, column i of Wₗ₊₁ divided by α",
     "linear": "unchanged when two linear maps with nothing between them change basis: W₁ → AW₁, W₂ → W₂A⁻¹ for invertible A",
     "rotation": "unchanged when a residual stream that is normalized wherever it is read is rotated",
-    "input map": "unchanged when the data go through an invertible map that the first layer undoes",
+    "input map": "unchanged when the data go through an invertible matrix that the first layer undoes",
     "output": "unchanged when the outputs of the network are multiplied by a constant: f → αf",
 }
 
