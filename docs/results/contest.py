@@ -16,10 +16,10 @@ from spiritlevel.study.statistics import FEWEST, Estimate
 
 # r with the gap, where a paper gives one.
 PAPERS: Mapping[tuple[str, str], str] = {
-    ("petzka-mnist", "kappa_trace_sum"): "> 0.7",
-    ("petzka-mnist", "kappa_trace_max"): "> 0.7",
-    ("petzka-mnist", "rho_sum"): "“significant”",
-    ("petzka-mnist", "rho_max"): "“significant”",
+    ("petzka-mnist", "kappa_trace_sum"): "above every layer's",
+    ("petzka-mnist", "kappa_trace_max"): "above every layer's",
+    ("petzka-mnist", "rho_sum"): "above every layer's",
+    ("petzka-mnist", "rho_max"): "above every layer's",
     ("petzka-cifar10", "kappa_trace_sum"): "0.91 (last hidden layer)",
     ("tsuzuku-mnist", NORMALIZED): "0.911 (WRN, CIFAR-10)",
     ("tsuzuku-mnist", MATRIX): "not given",

@@ -15,9 +15,10 @@ import torch
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.landscape import Line, line, load
 from spiritlevel.study.results import Study, read_study
+from spiritlevel.study.samples import Samples, load_samples, noisy_labels
 from spiritlevel.study.show.along import batch_axis
 from spiritlevel.study.store import CellFolder, StudyFolder
-from spiritlevel.study.train import Samples, build, load_samples, noisy_labels
+from spiritlevel.study.train import build
 from spiritlevel.subjects.checkpoint import load_checkpoint
 
 HERE = Path(__file__).resolve().parent

@@ -59,10 +59,12 @@ def petzka_mnist_verdict(told: Told) -> Verdict:
     reached = sum(value >= 0.7 for value in found)
     invariance = "invariance agrees" if kept < 0.005 else "invariance disagrees"
     verdict = "agrees" if reached == len(found) else f"{reached} of {len(found)} layers reach 0.7"
+    above = [told.r(f"kappa_trace_{over}").value > max(found) for over in ("sum", "max")]
+    over = {2: "", 1: "; of sum and largest over layers one is above every layer", 0: "; sum and largest over layers are not above every layer"}  # fmt: skip
     lowest = min(told.r(f"kappa_trace[{name}]").low for name in hidden)
     if not lowest > 0:
         verdict += f" so far, on {len(told.study.measured)} measured networks, whose intervals still reach {lowest:.2f}".replace("-", "−")  # fmt: skip
-    return Verdict(here, count, f"{invariance}; correlation: {verdict}")
+    return Verdict(here, count, f"{invariance}; correlation of every layer: {verdict}{over[sum(above)]}")
 
 
 def petzka_mnist(told: Told) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import hashlib
 import json
 import math
@@ -138,6 +139,12 @@ def _is_stream(path: Path) -> bool:
     if path.absolute().parent in STREAMS:
         return path.exists()
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def remove_halves(path: Path) -> None:
+    """Delete what is left of writings of this file that were killed. Only who alone writes it may ask for that."""
+    for half in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        half.unlink(missing_ok=True)
 
 
 def _replace(target: Path, data: bytes) -> None:

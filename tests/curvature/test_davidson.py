@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from spiritlevel.curvature import krylov
 from spiritlevel.curvature.davidson import MOST_PRODUCTS, Davidson, known_from
+from spiritlevel.curvature.in_step import in_step
 from spiritlevel.curvature.lanczos import Care, Lanczos
 
 SIZE = 120
@@ -97,7 +97,7 @@ def test_vectors_that_it_starts_from_are_asked_for_at_once(near, started):
         asked.append(len(vectors["one"]))
         return {"one": [whole @ vector for vector in vectors["one"]]}
 
-    krylov._in_step({"one": process}, passed)
+    in_step({"one": process}, passed)
     assert asked[0] == started
     assert set(asked[1:]) == {1}
     assert process.result.value == corrected(part, whole).value

@@ -21,12 +21,13 @@ from spiritlevel.study.naming import hash_of
 from spiritlevel.study.plan import read_plan
 from spiritlevel.study.results import read_study
 from spiritlevel.study.run import prepare
+from spiritlevel.study.samples import load_samples
 from spiritlevel.study.settings import CellConfig, MeasureSection
 from spiritlevel.study.show.page import write_study_report
 from spiritlevel.study.store import CellFolder, StudyFolder
 from spiritlevel.study.tables import read_tables
 from spiritlevel.study.trail import Place, Trail, first_crossing
-from spiritlevel.study.train import Trained, build, load_samples, train
+from spiritlevel.study.train import Trained, build, train
 from spiritlevel.study.worker import DONE, compute
 from spiritlevel.subjects.checkpoint import load_checkpoint
 

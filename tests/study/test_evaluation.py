@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from spiritlevel.study import evaluation
 from spiritlevel.study.evaluation import FORWARD, Evaluation, evaluate
+from spiritlevel.study.samples import load_samples
 from spiritlevel.study.settings import CellConfig
-from spiritlevel.study.train import Trained, build, load_samples, train
+from spiritlevel.study.train import Trained, build, train
 
 SAMPLES = 600
 STOP = {"train_accuracy": 1.0, "train_loss": 0.02}

@@ -10,8 +10,9 @@ from spiritlevel.study.measuring import (
     moved_along_orbit,
     random_layer_factors,
 )
+from spiritlevel.study.samples import load_samples, noisy_labels
 from spiritlevel.study.settings import CellConfig, MeasureSection
-from spiritlevel.study.train import build, load_samples, noisy_labels
+from spiritlevel.study.train import build
 from spiritlevel.subjects.networks import build_model
 
 

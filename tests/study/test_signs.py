@@ -122,6 +122,20 @@ def test_measures_that_err_alike_share_the_lead() -> None:
     assert last.startswith("The mildest worst case is that of one and 1 other: it errs on 0 % of the pairs in ")
 
 
+def test_worst_cases_are_compared_in_the_same_environments() -> None:
+    """A measure that was not tried where the others err has no milder worst case for it, and no lead."""
+    many = {(batch, seed): math.log2(batch) + 0.01 * seed for batch in BATCHES for seed in range(12)}
+    studies = [study(many, here=many, everywhere=many), replace(study(GAPS, everywhere=WRONG), name="other")]
+    test = SignTest(studies, draws=100)
+    assert test.lead("here", "everywhere").value == 0
+    last = winner_sentences(test)[-1]
+    most = max(standing.environments for standing in test.standings())
+    assert last.startswith(
+        f"Of 1 measure in all {most} environments, the mildest worst case is that of everywhere: it errs on 100 % "
+    )
+    assert {row[0]: row[1] for row in standings_table(test).rows} == {"here": most // 2, "everywhere": most}
+
+
 def test_a_worst_case_that_all_share_has_no_winner() -> None:
     last = winner_sentences(SignTest([study(GAPS, one=WRONG, two=WRONG)], draws=100))[-1]
     assert last.startswith(

@@ -130,6 +130,21 @@ def test_a_lost_node_is_no_fault_of_a_cell_but_there_is_an_end(tiny, tmp_path):
     assert engine.tried[second] == running.MOST_LOSSES
 
 
+@pytest.mark.parametrize(("ending", "as_a_whole"), [(taken(NODE_LOST), True), (Outcome(-9), False)])
+def test_a_company_of_which_one_is_done_stays_together_unless_it_was_killed(tiny, tmp_path, ending, as_a_whole):
+    """So that it goes on where it was; where it does not, nothing of it is left behind."""
+    go(tiny, tmp_path / "out", "training.ensemble=2", "seeds=1")
+    done = names(tiny, tmp_path / "out", "training.ensemble=2", "seeds=1")[0]
+    together = [cell for cell in names(tiny, tmp_path / "out", "training.ensemble=2") if cell != done]
+    cell = next(each for each in StudyFolder(tmp_path / "out").cells() if each.hash == done)
+    cell.unfinished.write_bytes(b"how far both are")
+    summary, engine = go(tiny, tmp_path / "out", "training.ensemble=2", engine=Here({done: [ending]}))
+    assert summary.missing == 0
+    assert engine.tried[done] == (2 if as_a_whole else 1)
+    assert [engine.tried[name] for name in together].count(2) == 1
+    assert not cell.unfinished.exists()
+
+
 def test_what_took_too_long_alone_is_not_tried_again(tiny, tmp_path):
     pairs = "training.ensemble=2"
     together = names(tiny, tmp_path / "out", pairs)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.study import along, evaluation, trail
+from spiritlevel.study.samples import load_samples
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.trail import BELOW, PASSES, Place, Trail, first_crossing
-from spiritlevel.study.train import build, load_samples, train
+from spiritlevel.study.train import build, train
 
 LEVELS = (1.0, 0.3)
 

@@ -7,21 +7,38 @@ from typing import Any
 import pytest
 import torch
 
+from refusals import refused
 from spiritlevel.study import evaluation, unfinished
 from spiritlevel.study.plan import read_plan
 from spiritlevel.study.run import prepare
+from spiritlevel.study.samples import load_samples
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.store import StudyFolder
-from spiritlevel.study.train import Trained, load_samples, train
+from spiritlevel.study.train import Trained, train
 from spiritlevel.study.unfinished import Unfinished
 from spiritlevel.study.worker import DONE, compute
 
 DROPPING = """
+import torch
 from torch import nn
 
 class Dropping(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+class Counting(Dropping):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return super().forward(x) / (1 + self.calls / 100)
+
+class Odd(Dropping):
+    def get_extra_state(self):
+        return {"a": "text"}
 """
 
 
@@ -102,6 +119,7 @@ def images(start: str) -> CellConfig:
         pytest.param([cell(momentum=0.9, schedule="cosine")], id="alone"),
         pytest.param([cell(evaluate_every=50, epochs=50, batch_size=4)], id="seldom-evaluated"),
         pytest.param([cell("dropping_network:Dropping", **ADAM)], id="draws-and-buffers"),
+        pytest.param([cell("dropping_network:Counting", **ADAM)], id="buffers-that-are-not-saved"),
         pytest.param([cell("mlp:64-64", seed, **EARLY, **ADAM) for seed in range(3)], id="seeds-together"),
         pytest.param([images(start) for start in ("default", "normal", "uniform")], id="starts-together"),
     ],
@@ -132,13 +150,62 @@ def test_a_file_of_other_cells_or_a_damaged_one_is_not_used(tmp_path):
     with pytest.raises(Stop):
         train([cell()], samples, None, Stopping(file, 2))
     assert Unfinished(file, ["a"]).read()["epoch"] == 2
-    other = Unfinished(file, ["a", "b"])
-    assert other.read() is None
-    assert "other company" in other.damage
-    file.write_bytes(file.read_bytes()[:1000])
-    damaged = Unfinished(file, ["a"])
-    assert what_came_of(train([cell()], samples, None, damaged)) == what_came_of(train([cell()], samples))
-    assert damaged.damage == "is damaged"
+    said: list[str] = []
+    assert Unfinished(file, ["a", "b"], said.append).read() is None
+    assert "other company" in said.pop()
+    written, expected = file.read_bytes(), what_came_of(train([cell()], samples))
+    flipped = bytearray(written)
+    flipped[len(written) // 2] ^= 1
+    for damaged in (b"", b"\n", written[:100], written[:1000], written[: len(written) // 2], written[:-1], flipped):
+        file.write_bytes(damaged)
+        assert what_came_of(train([cell()], samples, None, Unfinished(file, ["a"], said.append))) == expected
+        assert said.pop() == f"{file} is damaged: trained from the beginning"
+    assert not said
+
+
+def test_a_state_that_does_not_fit_is_told_and_not_used(tmp_path):
+    """As one of a commit between two versions, half of which is loaded before that shows."""
+    samples, file = load_samples(cell().data), tmp_path / "unfinished.pt"
+    with pytest.raises(Stop):
+        train([cell()], samples, None, Stopping(file, 2))
+    state = Unfinished(file, ["a"]).read()
+    del state["runs"][0]["trail"]["spacing"]
+    Unfinished(file, ["a"]).write_if_due(lambda: state)
+    said: list[str] = []
+    went_on = train([cell()], samples, None, Unfinished(file, ["a"], said.append))
+    assert what_came_of(went_on) == what_came_of(train([cell()], samples))
+    assert said == [f"{file} does not fit (KeyError: 'spacing'): trained from the beginning"]
+
+
+def test_a_training_that_goes_on_with_other_threads_says_so(tmp_path):
+    samples, file = load_samples(cell().data), tmp_path / "unfinished.pt"
+    with pytest.raises(Stop):
+        train([cell()], samples, None, Stopping(file, 2))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        [trained] = train([cell()], samples, None, Unfinished(file, ["a"]))
+    finally:
+        torch.set_num_threads(before)
+    assert [each.split()[0] for each in trained.computed_with] == [str(before), str(before + 1)]
+
+
+def test_what_a_kill_left_of_a_writing_is_deleted(tmp_path):
+    file = tmp_path / "unfinished.pt"
+    half, other = tmp_path / ".unfinished.pt.0a1b2c3d.tmp", tmp_path / ".result.json.0a1b2c3d.tmp"
+    half.write_bytes(b"half")
+    other.write_bytes(b"of another file")
+    assert Unfinished(file, ["a"]).read() is None
+    assert not half.exists()
+    assert other.exists()
+
+
+def test_a_network_that_no_checkpoint_can_hold_is_refused_before_it_is_trained(tiny, tmp_path, monkeypatch):
+    (tmp_path / "dropping_network.py").write_text(DROPPING)
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = read_plan(tiny, overrides=("model.name=dropping_network:Odd", "data.name=random:150,6,3,0"))
+    with refused("a checkpoint holds tensors only; _extra_state of Odd are none"):
+        prepare(plan, StudyFolder(tmp_path / "study"))
 
 
 def test_it_is_written_no_more_often_than_it_has_to_be(tmp_path, monkeypatch):

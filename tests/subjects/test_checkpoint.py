@@ -227,10 +227,11 @@ def test_a_safetensors_file_whose_header_lies_is_refused(tmp_path, size):
 
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
-def test_a_truncated_file_is_refused(tmp_path, ending):
-    path = tmp_path / f"net.{ending}"
-    torch.save(net().state_dict(), path) if ending == "pt" else save_checkpoint(net(), path)
-    path.write_bytes(path.read_bytes()[:-40])
+@pytest.mark.parametrize("cut", [40, 20_000])
+def test_a_truncated_file_is_refused(tmp_path, ending, cut):
+    path, large = tmp_path / f"net.{ending}", nn.Linear(100, 100)
+    torch.save(large.state_dict(), path) if ending == "pt" else save_checkpoint(large, path)
+    path.write_bytes(path.read_bytes()[:-cut])
     refused(path, rf"net.{ending} is not a whole (file of torch tensors|safetensors file) \(.+\)")
 
 

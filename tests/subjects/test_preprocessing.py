@@ -11,8 +11,8 @@ from refusals import refused
 from spiritlevel.cli import main
 from spiritlevel.measuring.report import Report
 from spiritlevel.saved import sha256_of
+from spiritlevel.study.samples import load_samples
 from spiritlevel.study.settings import DataSection
-from spiritlevel.study.train import load_samples
 from spiritlevel.subjects.data import load_data
 from spiritlevel.subjects.networks import build_model
 from spiritlevel.subjects.preprocessing import KNOWN, Standardization, of_checkpoint, statistics_of

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from spiritlevel.curvature.davidson import WIDE_GAP, Davidson, Known, known_from
 from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.curvature.in_step import Key, Process, Product, Products, finished, in_step, shaped
 from spiritlevel.curvature.lanczos import ORDINARY, Care, Eigenpair, End, Lanczos
 from spiritlevel.curvature.operators import Divided, Scaled
 from spiritlevel.curvature.rivals import doubtful, rivals_from, unaccounted
@@ -48,9 +49,6 @@ THOROUGH = Care(fewest=64, residual=1e-6)
 POWER, RANDOM = 3, 0.1
 # The same for a start from where a search at nearby weights ended: the order of near eigenvalues may have changed since.
 WARM_POWER, WARM_RANDOM, WARM = 1, 0.3, Care(fewest=6)
-
-Products = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-Process = Lanczos | Davidson | Columns
 
 
 def scaled_eigenpairs(
@@ -158,14 +156,9 @@ def _scaled_in_step(
     wider = moved(products.on_wider_part) if products.is_wider else None
     rivals = {index: each.rivals for index, each in learned.items() if each.rivals is not None}
     processes |= _after_parts(learned, makers, wider, tolerance, ends, shards)
-    _in_step(processes, moved(products))
+    in_step(processes, moved(products))
     _defend(processes, rivals, moved(products), moved(products.on_other_part), ends, shards)
     return [finished(processes[index]) for index in range(len(wanted))]
-
-
-Key = TypeVar("Key", int, str)
-# Of every operator the images of its vectors in one pass: of all of them, or of the first where a pass takes no more.
-Product = Callable[[dict[Key, list[Tensor]]], dict[Key, list[Tensor]]]
 
 
 def _defend(
@@ -189,7 +182,7 @@ def _defend(
         vectors = doubted.get(key, [])
         if vectors or (len(rivals[key]) > 1 and search.may_be_overtaken()):
             search.also(vectors, fewest=len(vectors), most=MOST_BESIDE)
-    _in_step(processes, products)
+    in_step(processes, products)
 
 
 class Start(NamedTuple):
@@ -262,7 +255,7 @@ def _corrected(
         Davidson, otherwise=None, tolerance=tolerance, care=AFTER_WIDER, shards=shards, near=WIDE_GAP
     )
     searches = {key: make(each, end=ends[key]) for key, each in known.items()}
-    _in_step(searches, product)
+    in_step(searches, product)
     return {key: search.known() for key, search in searches.items() if not search.misled}
 
 
@@ -302,10 +295,10 @@ def block_eigenpairs(
     for turn in _turns(sizes, shards.size):
         starts = {names[index]: start[names[index]] for index in turn}
         vectors = _vectors(sum(sizes[index] for index in turn), shards.size)
-        in_step = functools.partial(
+        search = functools.partial(
             _blocks_in_step, products, part, shapes, starts, tolerance, warm or {}, vectors, shards
         )
-        found |= in_step(cheap=cheap, heavy=heavy, other_part=other_part, wider_part=wider_part)
+        found |= search(cheap=cheap, heavy=heavy, other_part=other_part, wider_part=wider_part)
     return found
 
 
@@ -340,17 +333,17 @@ def _blocks_in_step(
     elif part is not None:
         make_search = functools.partial(_on_heavy, tolerance=tolerance) if heavy else _on_part
         searches = {name: make_search(vector, "largest", shards) for name, vector in start.items()}
-        _search_part(searches, _shaped(part, shapes), start, heavy)
+        _search_part(searches, shaped(part, shapes), start, heavy)
         learned = {name: _learned(searches.pop(name), start[name], heavy=heavy) for name in start}
         rivals = {name: each.rivals for name, each in learned.items() if each.rivals is not None}
-        wider = None if wider_part is None else _shaped(wider_part, shapes)
+        wider = None if wider_part is None else shaped(wider_part, shapes)
         processes = _after_parts(learned, dict.fromkeys(start, make), wider, tolerance, ends, shards)
     else:
         processes = {name: make(Start(vector)) for name, vector in start.items()}
     processes |= written
-    _in_step(processes, shaped := _shaped(products, shapes))
-    look = _shaped(other_part or products, shapes)
-    _defend(processes, rivals, shaped, look, ends, shards)
+    in_step(processes, flat := shaped(products, shapes))
+    look = shaped(other_part or products, shapes)
+    _defend(processes, rivals, flat, look, ends, shards)
     return {name: finished(process) for name, process in processes.items()}
 
 
@@ -358,10 +351,10 @@ def _search_part(
     searches: Mapping[str, Lanczos], product: Product[str], start: Mapping[str, Tensor], heavy: bool
 ) -> None:
     """Searches on part of the data, from two random vectors each."""
-    _in_step(searches, product)
+    in_step(searches, product)
     for name, search in searches.items():
         _also_another(search, start[name], heavy)
-    _in_step(searches, product)
+    in_step(searches, product)
 
 
 def _turns(sizes: Sequence[int], processes: int = 1) -> list[list[int]]:
@@ -383,28 +376,6 @@ def _vectors(size: int, processes: int = 1) -> int:
     Where vectors are divided among several processes of the machine, so is the budget.
     """
     return min(200, max(FEWEST_VECTORS, int(BASIS_BUDGET // processes // max(1, size))))
-
-
-def _in_step(processes: Mapping[Key, Process], products: Product[Key]) -> None:
-    while active := {key: process for key, process in processes.items() if not process.done}:
-        images = products({key: _requests(process) for key, process in active.items()})
-        for key, process in active.items():
-            for image in images.pop(key):
-                process.advance(image)
-
-
-def _requests(process: Process) -> list[Tensor]:
-    return process.requests if isinstance(process, Davidson) else [process.request]
-
-
-def _shaped(products: Products, shapes: Mapping[str, torch.Size]) -> Product[str]:
-    """The same products for flat vectors, of every block the first."""
-
-    def flat(asked: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
-        images = products({name: vectors[0].view(shapes[name]) for name, vectors in asked.items()})
-        return {name: [image.reshape(-1)] for name, image in images.items()}
-
-    return flat
 
 
 def _process(
@@ -449,9 +420,3 @@ def _warmed(vectors: Tensor, start: Tensor, shards: Shards) -> Start:
     size = length(blended, shards)
     warmed = blended.add(start, alpha=WARM_RANDOM * size / length(start, shards)) if size > 0 else start
     return Start(warmed, WARM)
-
-
-def finished(process: Process) -> Eigenpair:
-    """The result of a process that is done."""
-    assert process.result is not None
-    return process.result

@@ -22,7 +22,7 @@ from spiritlevel.study.store import CellFolder
 
 # Seconds between two looks at what was written.
 EVERY = 0.5
-_NOT_NEEDED = (".damaged", "log.txt", "running.json", ".part")
+_NOT_NEEDED = (".damaged", "log.txt", "running.json", ".part", "unfinished.pt")
 
 
 class Away:

@@ -14,8 +14,8 @@ from spiritlevel.measuring.registry import read_measure
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
 from spiritlevel.measuring.value import Cost
+from spiritlevel.study.samples import Samples, noisy_labels, seed_for
 from spiritlevel.study.settings import CellConfig, MeasureSection
-from spiritlevel.study.train import Samples, noisy_labels, seed_for
 from spiritlevel.subjects.factory import import_factory
 from spiritlevel.symmetry.discover import find_symmetries
 from spiritlevel.symmetry.layers import rescale_layers

@@ -17,11 +17,13 @@ from spiritlevel.study.identity import Code, code_of
 from spiritlevel.study.live import held, holder_of, note_attempt
 from spiritlevel.study.naming import Contents, hash_of
 from spiritlevel.study.progress import Count, StudyProgress
+from spiritlevel.study.samples import Samples, load_samples
 from spiritlevel.study.settings import Plan, PlannedCell
 from spiritlevel.study.status import Summary, summarize
 from spiritlevel.study.store import CellFolder, StudyFolder, Tell, silent
-from spiritlevel.study.train import Samples, build, ensemble_size, load_samples, shares_batches
+from spiritlevel.study.train import build, ensemble_size, shares_batches
 from spiritlevel.study.worker import DISK_FULL, HELD, NO_STORE, REFUSED, is_disk_full
+from spiritlevel.subjects.checkpoint import check_holds_tensors
 
 # A worker that was killed or crashed is tried once more.
 MOST_ATTEMPTS = 2
@@ -93,7 +95,7 @@ def prepare(plan: Plan, folder: StudyFolder, tell: Tell = silent) -> list[Group]
         if key not in samples:
             samples[key] = load_samples(data)
         if point not in together:
-            network = build(cell.config, samples[key].train)
+            check_holds_tensors(network := build(cell.config, samples[key].train))
             together[point] = ensemble_size(cell.config, network, len(plan.seeds))
             sharing |= {point} if shares_batches(cell.config, network) else set()
             code[point] = code_of(cell.config, samples[key].train)
@@ -227,9 +229,11 @@ class _Run:
             how = _in_words(folder, outcome)
             note_attempt(folder, how)
             self.retries.add(folder, how)
-        if outcome.lost:
-            self.queue.appendleft(replace(task, cells=tuple(folder.cell for folder in folders), lost=task.lost + 1))
-        else:  # each alone, so that a cell that crashes again costs no other one
+        if outcome.lost:  # with those that are done: in the same company it goes on where it was
+            self.queue.appendleft(replace(task, lost=task.lost + 1))
+        else:  # each alone, so that a cell that crashes again costs no other one; what the company left is of no use to them
+            if len(task.cells) > 1:
+                _folders(task)[0].unfinished.unlink(missing_ok=True)
             alone = (replace(task, cells=(folder.cell,), attempt=task.attempt + 1) for folder in folders)
             self.queue.extendleft(alone)
 
@@ -248,7 +252,7 @@ def _folders(task: Task) -> list[CellFolder]:
 
 
 def _was_last(task: Task, outcome: Outcome) -> bool:
-    """Whether the cells of a task are not tried again. What took too long alone would take as long again."""
+    """Whether the cells of a task are not tried again. What took too long alone has had its time in this run."""
     if outcome.lost:
         return task.lost + 1 >= MOST_LOSSES
     in_vain = outcome.code == REFUSED or (outcome.timed_out and len(task.cells) == 1)

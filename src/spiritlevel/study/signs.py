@@ -221,19 +221,19 @@ class SignTest:
         )
 
     def _mean(self, measure: str) -> Estimate:
-        draws = self._resampled[measure]
         errors = self.errors(measure)
-        return Estimate(float(np.mean(list(errors.values()))), *_ends(draws))
+        return Estimate(float(np.mean(list(errors.values()))), *_ends(_mean_of_known(self._resampled[measure])))
 
     def lead(self, first: str, other: str) -> Estimate:
-        """How much larger the mean sign error of `other` is, on the same resamples of networks."""
-        away = self._resampled[other] - self._resampled[first]
-        plain = np.mean(list(self.errors(other).values())) - np.mean(list(self.errors(first).values()))
-        return Estimate(float(plain), *_ends(away))
+        """How much larger the mean sign error of `other` is, on the same resamples of networks and in the environments of both."""
+        mine, its = self.errors(first), self.errors(other)
+        plain = np.mean([its[environment] - mine[environment] for environment in mine if environment in its])
+        return Estimate(float(plain), *_ends(_mean_of_known(self._resampled[other] - self._resampled[first])))
 
     @cached_property
     def _resampled(self) -> dict[str, Array]:
-        """Measure → its mean sign error in every resample; networks are drawn study by study, with all their levels."""
+        """Measure → its sign error in every resample and environment, nan where it has no pair there; networks are drawn study by
+        study, with all their levels."""
         names = sorted({name for pair in self._used for name in pair.networks})
         position = {name: i for i, name in enumerate(names)}
         weights = _drawn_by_study(names, self.draws, self.seed)
@@ -247,8 +247,8 @@ class SignTest:
         for name in self.measures:
             errors = np.array([pair.errors.get(name, math.nan) for pair in self._used])
             known = np.isfinite(errors)
-            above = (counted[:, known] * errors[known]) @ member[known]
-            found[name] = _mean_of_known(above, counted[:, known] @ member[known])
+            above, below = (counted[:, known] * errors[known]) @ member[known], counted[:, known] @ member[known]
+            found[name] = np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
         return found
 
 
@@ -263,11 +263,11 @@ def _drawn_by_study(names: Sequence[str], draws: int, seed: int) -> Array:
     return weights
 
 
-def _mean_of_known(above: Array, below: Array) -> Array:
-    """The mean over environments of above/below, of those that a draw has any pair of."""
-    known = below > 0
+def _mean_of_known(errors: Array) -> Array:
+    """The mean over environments of every draw, of those that it has any pair of."""
+    known = np.isfinite(errors)
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean: Array = np.where(known, above / np.where(known, below, 1.0), 0.0).sum(1) / known.sum(1)
+        mean: Array = np.where(known, errors, 0.0).sum(1) / known.sum(1)
     return mean
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,37 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.along import Kept, Mark, Scores, Watch, kept_at, kept_from_dict, kept_to_dict
 from spiritlevel.study.evaluation import Evaluation, gradient_norm
 from spiritlevel.study.learners import Alone, Learner, SameBatches, Together
-from spiritlevel.study.settings import CellConfig, DataSection, TrainingSection
+from spiritlevel.study.samples import Samples, noisy_labels, seed_for
+from spiritlevel.study.settings import CellConfig, TrainingSection
 from spiritlevel.study.trail import Place, Trail, first_crossing
 from spiritlevel.study.unfinished import Unfinished
-from spiritlevel.subjects.data import SOURCES, Dataset, load_data
+from spiritlevel.subjects.data import Dataset
 from spiritlevel.subjects.networks import build_model, is_own_model
 from spiritlevel.subjects.networks.convolutional import LeNet
 from spiritlevel.subjects.networks.dense import FullyConnected
-from spiritlevel.subjects.preprocessing import Standardization, statistics_of
 
 # Measured: six to sixteen fully connected networks gain from training together while weights × batch size is below this.
 LARGEST_SHARED_STEP = 6_000_000
 FEWEST_SHARED, MOST_SHARED = 6, 16
 # Measured: LeNets that differ in their starting weights only gain from sharing their batches up to this size.
 LARGEST_SHARED_BATCH = 128
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Training and test data of a cell, before label noise."""
-
-    train: Dataset
-    test: Dataset
-
-    @property
-    def fingerprint(self) -> str:
-        """One fingerprint of both parts."""
-        return hashlib.sha256(f"{self.train.fingerprint} {self.test.fingerprint}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -66,6 +51,7 @@ class Trained:
     """A trained network with how it got there.
 
     `reached` says whether it met what the study requires of it; `stop_reason` is "stop rule", "epochs" or "diverged".
+    `computed_with` is with how many threads and which instructions: several where a training that was stopped went on with others.
     """
 
     model: nn.Module
@@ -76,42 +62,8 @@ class Trained:
     seconds: float
     gradient_norm: float
     ensemble: int
+    computed_with: tuple[str, ...]
     along: tuple[Kept, ...] = ()
-
-
-def load_samples(section: DataSection) -> Samples:
-    """Both parts of the data set of a cell."""
-    source = SOURCES.get(section.name)
-    if source is not None and source.argument == "FOLDER" and section.folder is None:
-        raise SpiritLevelError(
-            f"{section.name} is read from a folder: say which, by --data-folder or by `folder` in [data]"
-        )
-    train = load_data(section.spec, split="train", samples=section.train_samples)
-    test = load_data(section.spec, split="test", samples=section.test_samples)
-    if train.y.is_floating_point():
-        raise SpiritLevelError(f"studies train classifiers: {section.spec} has real targets where labels are needed")
-    asked = _preprocessing(section, train)
-    return Samples(train, test) if asked is None else Samples(asked.applied(train), asked.applied(test))
-
-
-def _preprocessing(section: DataSection, train: Dataset) -> Standardization | None:
-    if section.mean is not None and section.std is not None:
-        return Standardization(section.mean, section.std)
-    return statistics_of(train) if section.standardize else None
-
-
-def seed_for(seed: int, purpose: str) -> int:
-    """A seed of its own for each random part of a cell, so that none repeats the draws of another."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:7])
-
-
-def noisy_labels(y: Tensor, classes: int, ratio: float, seed: int) -> Tensor:
-    """Labels of which the share `ratio`, chosen at random, is drawn anew from all classes (tsuzuku2019)."""
-    generator = torch.Generator().manual_seed(seed_for(seed, "labels"))
-    chosen = torch.randperm(len(y), generator=generator)[: round(ratio * len(y))]
-    noisy = y.clone()
-    noisy[chosen] = torch.randint(classes, (len(chosen),), generator=generator)
-    return noisy
 
 
 def build(config: CellConfig, data: Dataset) -> nn.Module:
@@ -167,26 +119,39 @@ def train(
     what is in `unfinished`. The global generator is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(configs[0].seed, "network"))  # for networks that draw, such as dropout
-        course = _Course(configs, samples)
-        if unfinished is not None and (state := unfinished.read()) is not None:
-            course.load_state_dict(state)
+        course = _course(configs, samples, unfinished)
         while course.going:
             course.train_epoch(after_epoch)
             if unfinished is not None and course.going:
                 unfinished.write_if_due(course.state_dict)
-        return [run.result(len(configs)) for run in course.runs]
+        return [run.result(len(configs), course.computed_with) for run in course.runs]
+
+
+def _course(configs: Sequence[CellConfig], samples: Samples, unfinished: Unfinished | None) -> _Course:
+    """The training where it was stopped, or at its beginning."""
+    state = None if unfinished is None else unfinished.read()
+    if unfinished is not None and state is not None:
+        course = _Course(configs, samples)
+        try:
+            course.load_state_dict(state)
+        except Exception as error:  # of a version between two others; begun anew it does no harm
+            unfinished.refuse(f"does not fit ({type(error).__name__}: {error})")
+        else:
+            return course
+    return _Course(configs, samples)
 
 
 class _Course:
     """Networks that are trained as one: after how many epochs they are, and which of them are still going, by position."""
 
     def __init__(self, configs: Sequence[CellConfig], samples: Samples) -> None:
+        torch.manual_seed(seed_for(configs[0].seed, "network"))  # for networks that draw, such as dropout
         self.training, self.at_epochs = configs[0].training, configs[0].measure.at_epochs
         self.runs = [_Run(config, samples) for config in configs]
         self.learner = _learner(configs, self.runs)
         self.going = list(range(len(self.runs)))
         self.epoch = 0
+        self.computed_with = [_computing()]
 
     def train_epoch(self, after_epoch: AfterEpoch | None) -> None:
         """One more epoch; networks that have arrived, or may not go on, end with it."""
@@ -217,6 +182,7 @@ class _Course:
         return {
             "epoch": self.epoch,
             "going": self.going,
+            "computed_with": self.computed_with,
             "drawing": torch.get_rng_state(),
             "optimizer": self.learner.optimizer.state_dict(),
             "runs": [run.state_dict() for run in self.runs],
@@ -229,7 +195,13 @@ class _Course:
         self._keep(state["going"])
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.epoch = state["epoch"]
+        self.computed_with = list(dict.fromkeys([*state["computed_with"], *self.computed_with]))
         torch.set_rng_state(state["drawing"])
+
+
+def _computing() -> str:
+    """What the last places of a training depend on besides its settings."""
+    return f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _learner(configs: Sequence[CellConfig], runs: Sequence[_Run]) -> Learner:
@@ -281,8 +253,10 @@ class _Run:
 
     def state_dict(self) -> dict[str, Any]:
         """How far it is, as plain numbers and tensors."""
+        weights = self.trail.present(self.watch.steps).weights
         return {
-            "weights": self.trail.present(self.watch.steps).weights,
+            "weights": weights,
+            "buffers": {name: value for name, value in self.model.named_buffers() if name not in weights},
             "batches": self.generator.get_state(),
             "curve": [asdict(epoch) for epoch in self.curve],
             "watch": self.watch.state_dict(),
@@ -296,6 +270,9 @@ class _Run:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another run of the same cell was."""
         self.model.load_state_dict(state["weights"])
+        for name, value in self.model.named_buffers():
+            if name in state["buffers"]:
+                value.copy_(state["buffers"][name])
         self.generator.set_state(state["batches"])
         self.curve = [Epoch(**epoch) for epoch in state["curve"]]
         self.watch.load_state_dict(state["watch"])
@@ -405,7 +382,7 @@ class _Run:
         self.tested_at = epoch
         return self.evaluation.other(self.model, self.test.x, self.test.y)
 
-    def result(self, ensemble: int) -> Trained:
+    def result(self, ensemble: int, computed_with: Sequence[str]) -> Trained:
         """The network as it ended, in eval mode."""
         self.model.eval()
         for parameter in self.model.parameters():
@@ -422,6 +399,7 @@ class _Run:
             self.seconds,
             norm,
             ensemble,
+            tuple(computed_with),
             tuple(self.along),
         )
 

@@ -29,9 +29,10 @@ from spiritlevel.study.live import AtWork
 from spiritlevel.study.measuring import Pair, measure_along, measure_cell, measured_samples
 from spiritlevel.study.naming import Contents, hash_of
 from spiritlevel.study.objectstore import StoreError, is_url
+from spiritlevel.study.samples import Samples, load_samples
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.store import CellFolder, locked
-from spiritlevel.study.train import Samples, Trained, arrived, build, load_samples, train
+from spiritlevel.study.train import Trained, arrived, build, train
 from spiritlevel.study.unfinished import Unfinished
 from spiritlevel.subjects.checkpoint import load_checkpoint, save_checkpoint
 
@@ -71,7 +72,7 @@ def compute_away(urls: Sequence[str], scratch: str | None = None) -> int:
                 return compute(away.paths)
     except (StoreError, SpiritLevelError) as error:
         where = f"{error.filename}: {error.strerror}" if isinstance(error, StoreError) else str(error)
-        print(where, file=sys.stderr, flush=True)
+        _say(where)
         return NO_STORE
     except OSError as error:
         if is_disk_full(error):
@@ -94,6 +95,7 @@ def _compute(folders: list[CellFolder], sign: AtWork) -> int:
             _check_name(folder, configs[folder])
         if any(folder.training() is None for folder in pending):
             _train(folders, configs, samples, sign)
+        folders[0].unfinished.unlink(missing_ok=True)  # also of a run that was killed between the two
     if failures.outcome != DONE:
         return failures.outcome
     sign.say("measuring")
@@ -115,7 +117,7 @@ class _Failures:
             return False
         self.outcome = REFUSED if isinstance(error, SpiritLevelError) else CRASHED
         text = "".join(traceback.format_exception(error))
-        print(text, file=sys.stderr, flush=True)
+        _say(text)
         said = str(error) if isinstance(error, SpiritLevelError) else f"{type(error).__name__}: {error}"
         for folder in self.folders:
             attempts = (folder.failure() or {}).get("attempts", 0)
@@ -160,18 +162,19 @@ def _train(folders: list[CellFolder], configs: dict[CellFolder, CellConfig], sam
     """Train all cells together, as the study has it, and keep those that were not trained yet."""
     for folder in folders:
         if damage := folder.training_damage():
-            print(f"cell {folder.hash}: {damage}; it is trained again", file=sys.stderr, flush=True)
+            _say(f"cell {folder.hash}: {damage}; it is trained again")
     sign.say("training", epochs=configs[folders[0]].training.epochs)
-    unfinished = Unfinished(folders[0].unfinished, [folder.hash for folder in folders])
+    unfinished = Unfinished(folders[0].unfinished, [folder.hash for folder in folders], _say)
     trained = train([configs[folder] for folder in folders], samples, sign.after_epoch, unfinished)
-    if unfinished.damage:
-        print(f"{unfinished.path} {unfinished.damage}: trained from the beginning", file=sys.stderr, flush=True)
     for folder, network in zip(folders, trained, strict=True):
         if folder.training() is None:
             folder.write_curve(network.curve)
             save_checkpoint(network.model, folder.checkpoint)
             folder.write_training({**_described(network), "along": write_kept(network.along, folder.path)})
-    unfinished.forget()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _described(network: Trained) -> dict[str, Any]:
@@ -187,6 +190,7 @@ def _described(network: Trained) -> dict[str, Any]:
         "train_error": 1 - last["train_accuracy"],
         "gradient_norm": network.gradient_norm,
         "ensemble": network.ensemble,
+        "computed_with": network.computed_with,
     }
     return dict(json_ready(described))
 

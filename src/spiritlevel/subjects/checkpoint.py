@@ -70,13 +70,17 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise SpiritLevelError(
             f"checkpoints are written as safetensors; name the file '{path.stem}.safetensors', got {path}"
         )
-    state = model.state_dict()
-    other = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    check_holds_tensors(model)
+    save_state_dict(model.state_dict(), path)
+
+
+def check_holds_tensors(model: nn.Module) -> None:
+    """Refuse a model that a checkpoint cannot hold."""
+    other = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
     if other:
         raise SpiritLevelError(
             f"a checkpoint holds tensors only; {', '.join(other)} of {type(model).__name__} are none"
         )
-    save_state_dict(state, path)
 
 
 def save_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
@@ -112,9 +116,11 @@ def read_torch_file(path: Path) -> Any:
     try:
         with warnings.catch_warnings(action="ignore"):  # about the protocol of foreign pickles, which are refused below
             return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # a damaged pickle can fail in any way
+    except (
+        Exception
+    ) as error:  # a damaged pickle can fail in any way, and one that was cut off as if reading had failed
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
         said = f"{error}" or type(error).__name__
     code = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)|(TorchScript)", said)
     if code:

@@ -18,8 +18,8 @@ from spiritlevel.study.show.figures import interval_text
 from spiritlevel.study.signs import FEWEST_PAIRS, SignTest, Standing
 
 COLUMNS = (
-    "measure", "sign error, mean", "worst environment", "environments better than chance", "fragile over seeds",
-    "over levels", "over studies", "at the end", "at the end, rescaled",
+    "measure", "environments", "sign error, mean", "worst environment", "environments better than chance",
+    "fragile over seeds", "over levels", "over studies", "at the end", "at the end, rescaled",
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def _row(standing: Standing) -> tuple[Entry, ...]:
     after, before = standing.rescaled
     shares = (standing.better_than_chance, standing.seeds, standing.levels, standing.studies, before, after)
     mean = interval_text(standing.mean)
-    return (plain_text(standing.measure), mean, f"{standing.worst:.2f}", *map(_percent, shares))
+    return (plain_text(standing.measure), standing.environments, mean, f"{standing.worst:.2f}", *map(_percent, shares))
 
 
 def _percent(share: float) -> str:
@@ -67,7 +67,11 @@ def standings_drawing(test: SignTest) -> Drawing:
         for s in standings
     )
     table = Numbers(("measure", "best environment", "median", "worst environment"), rows)
-    words = f"Sign errors of {len(standings)} measures in {len(test.environments)} environments, the best at the top."
+    every = {standing.environments for standing in standings} == {len(test.environments)}
+    words = (
+        f"Sign errors of {len(standings)} measures in {'' if every else 'up to '}{len(test.environments)} environments, "
+        "the best at the top."
+    )
     return finished(figure, table, "Sign errors in all environments", words)
 
 
@@ -96,15 +100,24 @@ def winner_sentences(test: SignTest) -> list[str]:
 
 
 def _worst_cases(standings: Sequence[Standing]) -> str:
-    """Which measure is wrong least where it is wrong most; a tie of all has no winner."""
+    """Which measure is wrong least where it is wrong most, of those that were tried in as many environments as any; a tie of all has
+    no winner."""
+    most, everyone = max(standing.environments for standing in standings), len(standings)
+    standings = [standing for standing in standings if standing.environments == most]
+    among = (
+        ""
+        if len(standings) == everyone
+        else f"Of {len(standings)} measure{'s' if len(standings) > 1 else ''} in all {most} environments, "
+    )
     robust = min(standings, key=lambda standing: standing.worst)
     errs = f"{_percent(robust.worst)} of the pairs in {plain_text(robust.where)}"
     never = ", so that no measure is right everywhere" if robust.worst >= 0.5 else ""
     alike = sum(standing.worst - robust.worst < 1e-12 for standing in standings)
+    the = "the" if among else "The"
     if alike == len(standings) > 1:
-        return f"The worst case is equally bad for all of them: each errs on as many as {errs}{never}."
+        return f"{among}{the} worst case is equally bad for all of them: each errs on as many as {errs}{never}."
     shared = f" and {alike - 1} other{'s' if alike > 2 else ''}" if alike > 1 else ""
-    return f"The mildest worst case is that of {plain_text(robust.measure)}{shared}: it errs on {errs}{never}."
+    return f"{among}{the} mildest worst case is that of {plain_text(robust.measure)}{shared}: it errs on {errs}{never}."
 
 
 def winners_page(test: SignTest) -> str:
