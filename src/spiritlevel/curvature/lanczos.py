@@ -103,7 +103,7 @@ class Lanczos:
         self._entries = round(shards.total(start.numel()))
         self._fewest, self._residual = min(care.fewest, most_products), care.residual
         self._limit = max(6, min(most_vectors, self._entries + 1))
-        self._basis = start.new_zeros(min(16, self._limit), start.numel())
+        self._basis = start.new_empty(min(16, self._limit), start.numel())
         self._matrix = torch.zeros(0, 0, dtype=torch.float64)  # VᵀAV
         self._size = 0
         self.products = 0
@@ -266,7 +266,7 @@ class Lanczos:
 
     def _append(self, vector: Tensor) -> None:
         if self._size == len(self._basis):
-            grown = vector.new_zeros(min(2 * len(self._basis), self._limit), vector.numel())
+            grown = vector.new_empty(min(2 * len(self._basis), self._limit), vector.numel())
             grown[: self._size] = self._basis
             self._basis = grown
         self._basis[self._size] = vector
