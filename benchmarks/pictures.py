@@ -106,7 +106,7 @@ def losses(results: Results, networks: Mapping[str, Sequence[str]]) -> Figure:
                 _logarithmic(axes, places, [2.0, MOST_SHOWN])
         panels[0][0].xaxis.set_inverted(True)
         figure.supxlabel("train loss", fontsize=9)
-        figure.supylabel(f"cost at the accuracy asked, gradients (▲: more than {MOST_SHOWN:g})", fontsize=9)
+        figure.supylabel(f"cost at the accuracy asked, gradients (∧: more than {MOST_SHOWN:g})", fontsize=9)
         handles, labels = panels[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return figure
@@ -136,6 +136,7 @@ def growth(records: Sequence[Record]) -> Figure:
             places = _grow(axes, [record for record in records if record["varied"] == varied], varied)
             _logarithmic(axes, places, costs)
             axes.set_xlabel(label)
+            axes.tick_params(axis="x", labelsize=6.5)  # 10000 and 20000 are neighbours
         panels[0].set_ylabel("cost, gradients")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2)
