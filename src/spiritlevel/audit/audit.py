@@ -189,7 +189,7 @@ class Twins:
     def _mapped_inputs(self, strength: float, generator: torch.Generator, *, shifted: bool) -> tuple[nn.Module, Any]:
         """The network that reads u = x − c, or u = diag(e^s) Q x with Q a random rotation, absorbed in its first layer."""
         if not isinstance(self._example, Tensor) or not self._example.is_floating_point():
-            raise SpiritLevelError("an input map needs one tensor of real numbers as input")
+            raise SpiritLevelError("a change of the inputs needs one tensor of real numbers as input")
         first = self._example
         for size in _input_sizes(first):
             matrix, shift = torch.eye(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)

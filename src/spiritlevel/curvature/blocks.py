@@ -27,7 +27,7 @@ from spiritlevel.problem.problem import Problem
 # What δ of all layers and chunks may take between products.
 DELTA_BUDGET = 512 << 20
 # Of the samples of the wider part, with which few products are made, no more is kept than this, that of the heavy ones included.
-WIDE_BUDGET = 128 << 20
+WIDE_DELTA_BUDGET = 128 << 20
 # Columns that hold this part of the tolerance, relative to ΣtrS, are left out: an eigenvalue may be a tenth of a trace or less.
 LEFT_OUT = 1e-2
 
@@ -197,7 +197,11 @@ class GaussNewtonBlocks:
 
     def _note(self, chunk: _Chunk) -> None:
         """Of a chunk that is pulled back for the first time: keep it if it fits."""
-        most = {WIDER: WIDE_BUDGET, ALL: LIGHT_BUDGET}.get(chunk.place, self._budget) if self._tiers else self._budget
+        most = (
+            {WIDER: WIDE_DELTA_BUDGET, ALL: LIGHT_BUDGET}.get(chunk.place, self._budget)
+            if self._tiers
+            else self._budget
+        )
         self._spent += chunk.bytes
         if self._spent <= min(most, self._budget) and len(self._kept) == self._built:
             self._kept.append(chunk)
