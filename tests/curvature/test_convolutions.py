@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spiritlevel.curvature.convolutions import CheapConvolutions
+from spiritlevel.curvature.cheap import CheapSecondDerivatives
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.problem.problem import Problem
+from twice import SETS, assert_second_derivatives_of_torch, kinds_of_nodes
 
 LAYERS = {
     "plain": (nn.Conv2d(3, 4, 3), (5, 3, 6, 6)),
@@ -22,23 +23,6 @@ LAYERS = {
 }
 
 
-def derivatives(layer: nn.Module, x: torch.Tensor, chosen: list[int], *, cheap: bool) -> list[torch.Tensor]:
-    """Second derivatives of a function that bends in the layer's result, along vectors on some of x, W, b."""
-    leaves = [x, *layer.parameters()]
-    mode = CheapConvolutions() if cheap else torch.enable_grad()
-    with mode:
-        gradient = torch.autograd.grad(torch.tanh(layer(x)).pow(2).sum(), leaves, create_graph=True)
-    generator = torch.Generator().manual_seed(0)
-    vectors = [torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) for leaf in leaves]
-    found = torch.autograd.grad(
-        [gradient[i] for i in chosen], leaves, [vectors[i] for i in chosen], retain_graph=True, allow_unused=True
-    )
-    return [part for part in found if part is not None]
-
-
-SETS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
-
-
 @pytest.mark.parametrize(
     ("name", "chosen"),
     [
@@ -51,18 +35,14 @@ SETS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
 )
 def test_second_derivatives_are_those_of_torch(name: str, chosen: list[int]) -> None:
     layer, shape = LAYERS[name]
-    layer = layer.double()
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    cheap, plain = (derivatives(layer, x, chosen, cheap=cheap) for cheap in (True, False))
-    assert len(cheap) == len(plain)
-    for one, other in zip(cheap, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert_second_derivatives_of_torch(layer.double(), x, chosen)
 
 
 def test_settings_may_be_named() -> None:
     x = torch.randn(2, 4, 6, 6, requires_grad=True)
     weight = torch.randn(4, 2, 3, 3, requires_grad=True)
-    with CheapConvolutions():
+    with CheapSecondDerivatives():
         found = F.conv2d(x, weight=weight, stride=2, padding=(1, 0), groups=2)
     assert type(found.grad_fn).__name__ == "_ConvolutionBackward"
     torch.testing.assert_close(found, F.conv2d(x, weight=weight, stride=2, padding=(1, 0), groups=2))
@@ -73,13 +53,7 @@ def test_products_use_them() -> None:
     data = (torch.randn(6, 1, 5, 5, dtype=torch.float64), torch.randint(0, 3, (6,)))
     products = HessianProducts(Problem(model, "cross_entropy", data))
     products([torch.ones(products.flat.size, dtype=torch.float64)])
-    names, open_nodes = set(), [products._kept[0].edges[0].node]
-    while open_nodes:
-        node = open_nodes.pop()
-        if node is not None and node not in names:
-            names.add(node)
-            open_nodes += [parent for parent, _ in node.next_functions]
-    kinds = {type(node).__name__ for node in names}
+    kinds = kinds_of_nodes(products)
     assert any("_Gradients" in kind for kind in kinds)
     assert "ConvolutionBackwardBackward0" not in kinds
 

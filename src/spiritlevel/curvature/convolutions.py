@@ -6,39 +6,31 @@ pictures, on a slow path. The same numbers are the weight's gradient of an ordin
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from spiritlevel.network.layers import bound_arguments, function_name, repeated
-from spiritlevel.network.modes import Mode
-from spiritlevel.network.operations import CONVOLUTIONS
+from spiritlevel.network.layers import bound_arguments, repeated
 
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
-class CheapConvolutions(Mode):
-    """While a network runs, convolutions are replaced by ones that are cheap to differentiate twice."""
-
-    def __torch_function__(
-        self, function: Callable[..., Any], kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function_name(function) in CONVOLUTIONS:
-            x, weight, bias, stride, padding, dilation, groups = bound_arguments(_ARGUMENTS, args, kwargs)
-            batched = x.dim() == weight.dim()  # a single picture may come without its batch dimension
-            if batched and not isinstance(padding, str):
-                dims = weight.dim() - 2
-                settings = _Settings(
-                    repeated(1 if stride is None else stride, dims),
-                    repeated(0 if padding is None else padding, dims),
-                    repeated(1 if dilation is None else dilation, dims),
-                    1 if groups is None else int(groups),
-                )
-                return _Convolution.apply(x, weight, bias, settings)  # type: ignore[no-untyped-call]
-        return function(*args, **kwargs)
+def convolved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The convolution of these arguments; None where it is left to torch."""
+    x, weight, bias, stride, padding, dilation, groups = bound_arguments(_ARGUMENTS, args, kwargs)
+    batched = x.dim() == weight.dim()  # a single picture may come without its batch dimension
+    if not batched or isinstance(padding, str):
+        return None
+    dims = weight.dim() - 2
+    settings = _Settings(
+        repeated(1 if stride is None else stride, dims),
+        repeated(0 if padding is None else padding, dims),
+        repeated(1 if dilation is None else dilation, dims),
+        1 if groups is None else int(groups),
+    )
+    found: Tensor = _Convolution.apply(x, weight, bias, settings)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Settings(NamedTuple):

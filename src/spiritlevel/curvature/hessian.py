@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from spiritlevel.curvature.convolutions import CheapConvolutions
+from spiritlevel.curvature.cheap import CheapSecondDerivatives
 from spiritlevel.curvature.preflight import Chosen, choose_method
 from spiritlevel.curvature.vectors import MeanImage
 from spiritlevel.curvature.ways import (
@@ -358,7 +358,7 @@ class HessianProducts:
     def _graph(self, chunk: Batch, weight: float, place: int) -> tuple[_Kept, float, list[Tensor]]:
         """The graph of a chunk's gradient, the chunk's mean of the objective, and the gradient."""
         leaves = list(self.problem.leaves().values())
-        with torch.enable_grad(), CheapConvolutions():
+        with torch.enable_grad(), CheapSecondDerivatives():
             value = self.objective(self.problem, dict(zip(self.flat.names, leaves, strict=True)), chunk)
             gradient = gradients_of(value, leaves, create_graph=True)
         return _Kept(leaves, edges_of(gradient), weight, place), float(value.detach()), gradient

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from spiritlevel.curvature.convolutions import CheapConvolutions
+from spiritlevel.curvature.cheap import CheapSecondDerivatives
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem, gradients_of
@@ -86,7 +86,7 @@ class Ways:
     ) -> list[list[Tensor]]:
         """The products with several directions, by one graph."""
         leaves = {name: value.detach().requires_grad_() for name, value in point.items()}
-        with torch.enable_grad(), CheapConvolutions():
+        with torch.enable_grad(), CheapSecondDerivatives():
             value = self.objective(self.problem, leaves, batch)
             found = list(leaves.values())
             gradient = gradients_of(value, found, create_graph=True)

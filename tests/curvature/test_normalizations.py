@@ -1,0 +1,89 @@
+"""Batch normalization that is cheap to differentiate twice: torch's numbers, and torch's own wherever statistics are the batch's."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from spiritlevel.curvature.cheap import CheapSecondDerivatives
+from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.problem.problem import Problem
+from twice import SETS, assert_second_derivatives_of_torch, kinds_of_nodes
+
+LAYERS = {
+    "pictures": (nn.BatchNorm2d(4), (5, 4, 6, 3)),
+    "vectors": (nn.BatchNorm1d(4), (7, 4)),
+    "sequences": (nn.BatchNorm1d(4), (5, 4, 6)),
+    "volumes": (nn.BatchNorm3d(4), (2, 4, 3, 2, 3)),
+    "a large epsilon": (nn.BatchNorm2d(4, eps=0.7), (5, 4, 3, 3)),
+    "without weight and bias": (nn.BatchNorm2d(4, affine=False), (5, 4, 3, 3)),
+}
+
+
+def made(layer: nn.Module) -> nn.Module:
+    """In eval mode, double precision, with statistics and weights that are not those it starts with."""
+    generator = torch.Generator().manual_seed(3)
+    for tensor in layer.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.2)
+    return layer.double().eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [(name, chosen) for name, (layer, _) in LAYERS.items() for chosen in SETS if layer.affine or chosen == [0]],
+    ids=str,
+)
+def test_second_derivatives_are_those_of_torch(name: str, chosen: list[int]) -> None:
+    layer, shape = LAYERS[name]
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert_second_derivatives_of_torch(made(layer), x, chosen)
+
+
+def test_weight_without_bias() -> None:
+    class WithoutBias(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(3).double() + 0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.batch_norm(x, torch.ones(3).double(), torch.full((3,), 2.0).double(), self.weight)
+
+    x = torch.randn(5, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for chosen in ([0], [1], [0, 1]):
+        assert_second_derivatives_of_torch(WithoutBias(), x, chosen)
+
+
+def kind(call) -> str:
+    with CheapSecondDerivatives():
+        return type(call().grad_fn).__name__
+
+
+def test_statistics_of_the_batch_and_mixed_precisions_are_left_to_torch() -> None:
+    x = torch.randn(6, 3, 4, requires_grad=True)
+    mean, variance = torch.zeros(3), torch.ones(3)
+    assert kind(lambda: F.batch_norm(x, mean, variance)) == "_NormalizationBackward"
+    assert kind(lambda: F.batch_norm(x, None, None, training=True)) == "NativeBatchNormBackward0"
+    assert kind(lambda: F.batch_norm(x, mean, variance, training=True)) == "NativeBatchNormBackward0"
+    assert kind(lambda: F.batch_norm(x.bfloat16(), mean, variance)) == "NativeBatchNormBackward0"
+    with pytest.raises(RuntimeError, match="not differentiable with respect to argument 'running_mean'"):
+        kind(lambda: F.batch_norm(x, mean.clone().requires_grad_(), variance))
+    direct = lambda: torch.batch_norm(x, None, None, mean, variance, False, 0.1, 1e-5, False)  # noqa: E731
+    assert kind(direct) == "NativeBatchNormBackward0"
+
+
+@pytest.mark.parametrize("frozen", [[], ["1.weight"], ["1.bias"], ["0.weight", "1.weight"]], ids=str)
+def test_products_use_it(frozen: list[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3))
+    made(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    x, y = torch.randn(23, 1, 5, 5, dtype=torch.float64), torch.randint(0, 3, (23,))
+    products = HessianProducts(Problem(model, "cross_entropy", list(zip(x.split(5), y.split(5), strict=True))))
+    vector = torch.randn(products.flat.size, dtype=torch.float64)
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradient = torch.autograd.grad(F.cross_entropy(model(x), y), learned, create_graph=True)
+    expected = torch.autograd.grad(gradient, learned, products.flat.split(vector))
+    torch.testing.assert_close(products([vector])[0], products.flat.join(expected), rtol=1e-9, atol=1e-12)
+    assert "NativeBatchNormBackwardBackward0" not in kinds_of_nodes(products)
