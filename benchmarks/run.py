@@ -114,7 +114,7 @@ GROWTH = (
     Growing("mlp", "samples", (500, 2000, 5000, 20000, 60000), LEVELS[-1], GROWING_FITTED),
     Growing("conv", "samples", (500, 1000, 2000, 5000, 20000), LEVELS[-1], GROWING_FITTED),
     Growing("lenet5", "samples", (500, 1000, 5000, 10000), LEVELS[-1], GROWING_FITTED),
-    Growing("resnet20", "samples", (500, 2000), None, ("sweep", "lambda_1e-4")),
+    Growing("resnet20", "samples", (500, 2000, 5000), None, ("sweep", "lambda_1e-4", "operators", "everything")),
     Growing("mlp", "width", (0.25, 1.0, 4.0), None, GROWING),
     Growing("mlp", "classes", (2, 10, 50, 300), None, GROWING),
 )
@@ -321,7 +321,13 @@ def _growth(settings: Settings, python: Path, growing: Growing) -> list[dict[str
         subject, _ = prepared(settings, python, recipe, ())
         settings.say(f"growth: {name}, {varied} {value:g} (load {os.getloadavg()[0]:.1f})")
         job: dict[str, Any] = {"kind": "measure", "library": OURS, "tasks": growing.tasks, "seed": 0}
-        job |= {"subject": subject, "reference": None, "gradients": 1000, "seconds": 600, "unit_seconds": 0.3}
+        job |= {
+            "subject": subject,
+            "reference": None,
+            "gradients": UNLIMITED,
+            "seconds": UNLIMITED,
+            "unit_seconds": UNIT_SECONDS,
+        }
         described = {"subject": name, "varied": varied, "value": value, "level": growing.level}
         described |= {"parameters": load(subject).parameters, "loss": origin(subject)["loss"]}
         records = _merged(_worker(python, job))
