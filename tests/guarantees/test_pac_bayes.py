@@ -354,3 +354,39 @@ def _whole(model, batch):
 
 
 _whole.__name__ = "whole"
+
+
+def test_a_label_that_the_loss_ignores_does_not_count_as_an_error() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(200, 2)
+    y = (x[:, 0] > 0).long()
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.data = torch.tensor([[-5.0, 0.0], [5.0, 0.0]])  # right everywhere
+    for ignored in (-100, 255):
+        some = torch.where(torch.arange(200) % 2 == 0, ignored, y)
+        found = pac_bayes(model, (x, some), nn.CrossEntropyLoss(ignore_index=ignored), draws=10)
+        assert found.training_error == 0.0
+
+
+def own_binary(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(1), targets.to(outputs))
+
+
+def classes_last(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs.movedim(-1, 1), targets)
+
+
+@pytest.mark.parametrize("loss", [own_binary, classes_last])
+def test_the_largest_output_is_no_prediction_under_a_loss_of_ones_own(loss) -> None:
+    """A network of one logit has only one largest output; one that was wrong everywhere was certified."""
+    binary = loss is own_binary
+    x = torch.randn(30, 2).abs() if binary else torch.randint(3, (30, 3))
+    y = torch.zeros(30, dtype=torch.long) if binary else x
+    model = nn.Linear(2, 1, bias=False) if binary else nn.Sequential(nn.Embedding(3, 3), nn.Linear(3, 3))
+    name = loss.__name__
+    with refused(
+        f"the bound is on the 0–1 loss, and with the loss '{name}' and targets of torch.int64 nothing says when an output is "
+        "wrong: pass integer class labels with loss='cross_entropy', or zero_one=lambda outputs, targets: … with a number in "
+        "[0, 1] for every sample, for example ((outputs - targets).abs() > 0.5).flatten(1).any(1)"
+    ):
+        pac_bayes(model, (x, y), loss, draws=5)

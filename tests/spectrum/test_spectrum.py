@@ -227,3 +227,34 @@ def test_the_words_say_what_the_ends_leave_open():
     open_end = replace(found, top=(replace(found.top[0], converged=False),))
     assert "The 6 eigenvalues of the hessian reach from 0.3333 to 0.3333 at least" in spectrum_page(open_end)
     assert "The one eigenvalue of the hessian is 0.3333" in spectrum_page(replace(found, size=1))
+
+
+def test_every_copy_of_an_eigenvalue_is_found():
+    """H of a linear map under squared error has every eigenvalue once for each output."""
+    torch.manual_seed(0)
+    model = nn.Linear(30, 10, bias=False).double()
+    x, y = torch.randn(200, 30).double() * torch.linspace(1, 3, 30).double(), torch.randn(200, 10).double()
+    single = torch.linalg.eigvalsh(2 * x.T @ x / 200 / 10)
+    found = sl.spectrum(model, (x, y), "mse")
+    assert [each.value for each in found.top] == pytest.approx([float(single[-1])] * 5, rel=1e-5)
+    assert [each.value for each in found.bottom] == pytest.approx([float(single[0])] * 5, rel=1e-5)
+    assert all(each.converged for each in (*found.top, *found.bottom))
+
+
+@pytest.mark.parametrize("width", [5, 40], ids=["written down", "searched"])
+def test_zeros_of_a_block_that_lacks_rank_are_found(width):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3)).double()
+    data = torch.randn(3, 4).double(), torch.tensor([0, 1, 2])
+    found = sl.spectrum(model, data, operator="0.weight")
+    assert [each.value for each in found.bottom] == pytest.approx([0.0] * 5, abs=1e-9 * found.top[0].value)
+
+
+@pytest.mark.parametrize("size", [0.3, 1e-6, 1e6])
+def test_moments_keep_the_digits_and_the_range_of_double_precision(size):
+    data = torch.full((2, 1), size, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64)
+    found = sl.spectrum(nn.Linear(1, 1, bias=False).double(), data, "mse")
+    for order in (1, 4):
+        mean, error = found.moment(order)
+        assert mean == pytest.approx((2 * size**2) ** order, rel=1e-12)
+        assert error <= 1e-12 * mean

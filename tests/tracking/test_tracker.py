@@ -116,16 +116,6 @@ def test_tracked_values_are_those_of_a_cold_measurement(activation) -> None:
     assert sum(inside) >= 0.95 * len(inside)
 
 
-def test_warm_starts_save_products(training) -> None:
-    tracker = sl.Tracker(
-        training.model, training.data, measures=["hessian_spectral_norm", "kappa_sum"], every=5, samples=None
-    )
-    training.run(30, lambda step, loss: tracker.step(step))
-    warm = tracker.history[-1].cost.products
-    cold = sl.measure(training.model, training.data, measures=["hessian_spectral_norm", "kappa_sum"]).cost.products
-    assert warm < cold
-
-
 def test_twins_along_the_same_functions() -> None:
     """Invariant curves agree to 1e-6, plain ones differ by what the rescaling does to their parts."""
     training = Training(dtype=torch.float64)

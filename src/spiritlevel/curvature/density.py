@@ -16,8 +16,12 @@ from torch import Tensor
 from spiritlevel.curvature.estimate import few_groups_factor
 from spiritlevel.curvature.krylov import BASIS_BUDGET
 from spiritlevel.curvature.lanczos import Care, Lanczos
+from spiritlevel.curvature.whole import is_worth
 
 Products = Callable[[list[Tensor]], list[Tensor]]
+
+# A search for the ends of a spectrum goes on from a further random vector for so many products at least.
+BESIDE = 10
 
 
 @dataclass(frozen=True)
@@ -80,23 +84,66 @@ def extremes(
     """The `count` largest eigenvalues, falling, and the `count` smallest, rising.
 
     Every Ritz value counted from an end lies within that of the eigenvalue with the same number (Cauchy), so that what
-    is found errs to one side only. One start sees an eigenvalue once, however often it occurs: its copies are missed.
-    Relative to the largest magnitude, so that eigenvalues at zero can converge.
+    is found errs to one side only. One start sees an eigenvalue once, however often it occurs: so the search goes on from
+    further random vectors, until one of them has found nothing more at either end. Small matrices are written down
+    instead. Relative to the largest magnitude, so that eigenvalues at zero can converge.
     """
     count = min(count, size)
+    if is_worth(size, searches=1):
+        return _of_whole(products, like, size, count, tolerance)
     most = max(2, min(most_products, fitting(like, size) - 2))
-    search = process(torch.randn(size, generator=generator, dtype=torch.float64).to(like), most)
-    while not search.done:
-        search.advance(products([search.request])[0])
-        if search.products >= 3 * count and search.products % 5 == 0 and _settled(search, count, tolerance):
+    search = process(_normal(like, size, generator), most)
+    _advance(search, products, count, tolerance)
+    while search.products < min(most, size):
+        before = search.ritz_values()
+        room = min(most, size) - search.products
+        search.also([_normal(like, size, generator)], fewest=min(room, BESIDE), most=room)
+        _advance(search, products, count, tolerance, at_least=search.products + BESIDE)
+        if _same_ends(before, search.ritz_values(), count, tolerance):
             break
     nodes, _, residuals = search.quadrature()
-    target, rounding = (part * float(nodes.abs().max()) for part in (tolerance, 4 * torch.finfo(like.dtype).eps))
+    return _extremes(nodes, residuals, like, count, tolerance)
+
+
+def _extremes(
+    values: Tensor, residuals: Tensor, like: Tensor, count: int, tolerance: float
+) -> tuple[list[Extreme], list[Extreme]]:
+    target, rounding = (part * float(values.abs().max()) for part in (tolerance, 4 * torch.finfo(like.dtype).eps))
     pairs = [
         Extreme(value, residual, residual <= target)
-        for value, residual in zip(nodes.tolist(), residuals.clamp(min=rounding).tolist(), strict=True)
+        for value, residual in zip(values.tolist(), residuals.clamp(min=rounding).tolist(), strict=True)
     ]
     return pairs[::-1][:count], pairs[:count]
+
+
+def _of_whole(
+    products: Products, like: Tensor, size: int, count: int, tolerance: float
+) -> tuple[list[Extreme], list[Extreme]]:
+    """The same from the matrix itself, every copy of an eigenvalue included."""
+    matrix = torch.stack(products(list(torch.eye(size).to(like))), dim=1).cpu().double()
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    return _extremes(values, ((matrix - matrix.mT) @ vectors / 2).norm(dim=0), like, count, tolerance)
+
+
+def _advance(search: Lanczos, products: Products, count: int, tolerance: float, at_least: int = 0) -> None:
+    """Until both ends have settled, or the search has ended."""
+    while not search.done:
+        search.advance(products([search.request])[0])
+        looked_at = search.products >= max(3 * count, at_least) and search.products % 5 == 0
+        if looked_at and _settled(search, count, tolerance):
+            return
+
+
+def _same_ends(before: Tensor, now: Tensor, count: int, tolerance: float) -> bool:
+    """Whether the ends of ascending values are where they were: a copy that is found moves all behind it."""
+    if len(before) < count:
+        return False
+    moved = torch.cat([now[:count] - before[:count], now[-count:] - before[-count:]]).abs()
+    return bool(moved.max() <= tolerance * now.abs().max())
+
+
+def _normal(like: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(size, generator=generator, dtype=torch.float64).to(like)
 
 
 def _settled(search: Lanczos, count: int, tolerance: float) -> bool:

@@ -32,8 +32,8 @@ def examine(problem: Problem) -> Anatomy:
         return _unswept(problem, "the loss does not split into outputs and targets")
     with problem.undisturbed():
         two, three = problem.telling_samples(2), problem.telling_samples(3)
-        small = trace(lambda leaves: problem.outputs(leaves, two), problem.parameters)
-        large = trace(lambda leaves: problem.outputs(leaves, three), problem.parameters)
+        small = trace(lambda leaves: problem.outputs(leaves, two), problem.parameters, problem.fixed.values())
+        large = trace(lambda leaves: problem.outputs(leaves, three), problem.parameters, problem.fixed.values())
         with torch.no_grad():
             outputs = problem.outputs(problem.parameters, two)
         layers = {name: layer for name, layer in small.layers.items() if name in problem.parameters}

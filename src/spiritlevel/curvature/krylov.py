@@ -6,7 +6,7 @@ Each starts from what a tenth of the data says, where that much is kept in memor
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -65,7 +65,7 @@ def scaled_eigenpairs(
     warm = [None] * len(wanted) if warm is None else warm
     group = products.problem.ranks
     if not isinstance(group, Group):
-        whole = _from_whole(products, wanted, start, tolerance, warm)
+        whole = _from_whole(products, wanted, start, tolerance)
         return whole or _in_turns(products, wanted, start, tolerance, warm)
     divided = Divided(products, group)
     parts = [(_part_of(divided, scaling), end) for scaling, end in wanted]
@@ -78,11 +78,12 @@ def _from_whole(
     wanted: Sequence[tuple[Callable[[], Tensor], End]],
     start: Tensor,
     tolerance: float,
-    warm: Sequence[Tensor | None],
 ) -> list[Eigenpair]:
-    """The same from the whole Hessian, where that costs less; nothing where not, or where searches have a better start."""
-    cold = all(each is None for each in warm)
-    if not (cold and products.cheap and products.problem.alone and is_worth(start.numel(), len(wanted))):
+    """The same from the whole Hessian, where that costs less; nothing where not.
+
+    Also where a search has a good start: one from an eigenvector at nearby weights may certify it when another has overtaken.
+    """
+    if not (products.cheap and products.problem.alone and is_worth(start.numel(), len(wanted))):
         return []
     hessian = whole_hessian(products)
     if hessian is None:
@@ -130,14 +131,14 @@ def _scaled_in_step(
     learned: dict[int, Learned] = {}
     operators, makers, shards = {}, {}, products.shards
     for index, ((scaling, end), before) in enumerate(zip(wanted, warm, strict=True)):
-        operator = operators[index] = Scaled(products, scale := scaling())
-        first = start.to(scale) * (scale > 0)
+        operator = operators[index] = Scaled(products, scaling())
+        first = operator.reached(start)
         make = functools.partial(_process, end=end, tolerance=tolerance, vectors=most_vectors, shards=shards)
-        make = functools.partial(make, further=further, cheap=products.cheap and before is None)
+        make = functools.partial(make, further=further, cheap=products.cheap)
         if not shards.any(bool(first.any())) or (before is None and not part):
             processes[index] = make(Start(first))
         elif before is not None:
-            processes[index] = make(_warmed(before.to(scale) * (scale > 0), first, shards))
+            processes[index] = make(_warmed(operator.reached(before), first, shards))
         else:
             learned[index] = _learned(_on_data(operator, first, end, tolerance), first, heavy=products.heavy_first)
             makers[index] = make
@@ -157,8 +158,21 @@ def _scaled_in_step(
     rivals = {index: each.rivals for index, each in learned.items() if each.rivals is not None}
     processes |= _after_parts(learned, makers, wider, tolerance, ends, shards)
     in_step(processes, moved(products))
+    warmed = (index for index, before in enumerate(warm) if before is not None)
+    _look_beside(processes, ((index, operators[index].reached(start)) for index in warmed), moved(products))
     _defend(processes, rivals, moved(products), moved(products.on_other_part), ends, shards)
     return [finished(processes[index]) for index in range(len(wanted))]
+
+
+def _look_beside(
+    processes: Mapping[Key, Process], starts: Iterable[tuple[Key, Tensor]], products: Product[Key]
+) -> None:
+    """Searches that went on from nearby weights look from a random vector too: another eigenvalue may have overtaken."""
+    for key, start in starts:
+        search = processes[key]
+        if isinstance(search, Lanczos):
+            search.also([_another(start)], fewest=BESIDE, most=MOST_BESIDE)
+    in_step(processes, products)
 
 
 def _defend(
@@ -319,9 +333,9 @@ def _blocks_in_step(
 ) -> dict[str, Eigenpair]:
     """The blocks of one turn, whose bases are gone when it returns."""
     make = functools.partial(_process, end="largest", tolerance=tolerance, vectors=vectors, further=0, shards=shards)
-    make = functools.partial(make, cheap=cheap and not known)
+    make = functools.partial(make, cheap=cheap)
     written: dict[str, Process] = {}
-    if cheap and not known and not shards.divided:
+    if cheap and not shards.divided:
         small = [name for name, vector in start.items() if is_worth(vector.numel(), searches=1)]
         written = {name: Columns(start[name], end="largest", tolerance=tolerance) for name in small}
         start = {name: vector for name, vector in start.items() if name not in written}
@@ -342,6 +356,7 @@ def _blocks_in_step(
         processes = {name: make(Start(vector)) for name, vector in start.items()}
     processes |= written
     in_step(processes, flat := shaped(products, shapes))
+    _look_beside(processes, start.items() if known else (), flat)
     look = shaped(other_part or products, shapes)
     _defend(processes, rivals, flat, look, ends, shards)
     return {name: finished(process) for name, process in processes.items()}

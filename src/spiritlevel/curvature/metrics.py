@@ -260,12 +260,12 @@ def lookup_metric(
 # --- relative ----------------------------------------------------------------------------------------------------
 
 
-def relative_metric(moment: Moment, weight: Tensor, *, raw: bool) -> LayerMetric:
-    """Σ = 1 and C = WWᵀ."""
-    right = as_blocks(moment.layer, moment.kind, weight.double()).mT
+def relative_metric(layer: Layer, kind: str, weight: Tensor, *, raw: bool) -> LayerMetric:
+    """Σ = 1 and C = WWᵀ, for which the inputs need not be known."""
+    right = as_blocks(layer, kind, weight.double()).mT
     groups, _, a = right.shape
-    right = right if raw and moment.kind != "lookup" else compressed(right)
-    return LayerMetric(moment.layer, moment.kind, weight.shape, None, right, groups * a, groups * a)
+    right = right if raw and kind != "lookup" else compressed(right)
+    return LayerMetric(layer, kind, weight.shape, None, right, groups * a, groups * a)
 
 
 def normalized_metric(moment: Moment, weight: Tensor, *, raw: bool) -> LayerMetric:

@@ -112,6 +112,10 @@ class Scaled:
         """S·v of every vector."""
         return list(vectors) if self.scale is None else [self.scale * vector for vector in vectors]
 
+    def reached(self, vectors: Tensor) -> Tensor:
+        """What S does not make zero of a vector, or of each of several."""
+        return vectors if self.scale is None else vectors.to(self.scale) * (self.scale > 0)
+
 
 class Block:
     """The diagonal block of one parameter as a product with flat vectors."""

@@ -53,13 +53,20 @@ def layer_metrics(
         metrics[WHITENED] = _whitened(problem, found, probed, generator)
     if RELATIVE in kinds:
         metrics[RELATIVE] = {
-            name: relative_metric(each, parameters[name], raw=name in probed) for name, each in found.items()
+            name: relative_metric(layer, _kind(layer, found), parameters[name], raw=name in probed)
+            for name, layer in layers.items()
+            if name in found or not layer.followed
         }
     if NORMALIZED in kinds:
         metrics[NORMALIZED] = {
             name: normalized_metric(each, parameters[name], raw=name in probed) for name, each in found.items()
         }
     return metrics
+
+
+def _kind(layer: Layer, found: Mapping[str, Moment]) -> str:
+    """What a layer does with its inputs: of those that are not followed all are matrices."""
+    return found[layer.name].kind if layer.name in found else "dense"
 
 
 def inputs_of(layer: Layer, shape: torch.Size) -> int:

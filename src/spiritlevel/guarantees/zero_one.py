@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,25 +13,29 @@ from torch import Tensor
 from spiritlevel.curvature.statistics import targets_of
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.problem.batches import Batch
-from spiritlevel.problem.losses import IGNORED
+from spiritlevel.problem.losses import IGNORED, Loss, check_scored_labels
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.weighted import weighting_of
+
+# The built-in losses of which the largest output is the prediction.
+CROSS_ENTROPIES = ("cross_entropy", "normalized_cross_entropy")
 
 ZeroOne = Callable[[Any, Tensor], Tensor]
 
 
-def wrong_class(outputs: Tensor, targets: Tensor) -> Tensor:
+def wrong_class(outputs: Tensor, targets: Tensor, ignored: int = IGNORED) -> Tensor:
     """1 where the largest output is not the label's, else 0; positions of a sample are averaged, without those that do not count.
 
     >>> wrong_class(torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 0])).tolist()
     [0.0, 1.0]
     """
-    counts = (targets != IGNORED).double().reshape(len(targets), -1)
+    counts = (targets != ignored).double().reshape(len(targets), -1)
     wrong = (outputs.argmax(1) != targets).double().reshape(len(targets), -1)
     return (wrong * counts).sum(1) / counts.sum(1).clamp(min=1)
 
 
 def choose_zero_one(problem: Problem, given: ZeroOne | None) -> ZeroOne:
-    """The user's own 0–1 loss, or `wrong_class` where the problem is a classification; refused elsewhere."""
+    """The user's own 0–1 loss, or `wrong_class` where the loss is a cross entropy over classes; refused elsewhere."""
     loss, first = problem.loss_function, problem.first_chunk()
     if loss.whole_batch or first.targets is None:
         raise SpiritLevelError(
@@ -40,14 +45,26 @@ def choose_zero_one(problem: Problem, given: ZeroOne | None) -> ZeroOne:
     if given is not None:
         _check_own(problem, given, first)
         return given
-    if loss.name == "mse" or first.targets.is_floating_point():
+    ignored = None if first.targets.is_floating_point() else _ignored(loss)
+    if ignored is None:
         raise SpiritLevelError(
             f"the bound is on the 0–1 loss, and with the loss {loss.name!r} and targets of {first.targets.dtype} nothing "
             "says when an output is wrong: pass integer class labels with loss='cross_entropy', or "
             "zero_one=lambda outputs, targets: … with a number in [0, 1] for every sample, for example "
             "((outputs - targets).abs() > 0.5).flatten(1).any(1)"
         )
-    return wrong_class
+    with problem.undisturbed(), torch.no_grad():
+        check_scored_labels(problem.outputs(problem.parameters, first), first.targets, 0, ignored)
+    return functools.partial(wrong_class, ignored=ignored)
+
+
+def _ignored(loss: Loss) -> int | None:
+    """The label that does not count in a loss that is known to be a cross entropy, whose largest output is the prediction; None for
+    other losses, of which that is not known."""
+    if loss.given is None:
+        return IGNORED if loss.name in CROSS_ENTROPIES else None
+    weighting = weighting_of(loss.given)
+    return None if weighting is None else weighting.ignore_index
 
 
 def _check_own(problem: Problem, given: ZeroOne, batch: Batch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from spiritlevel.curvature.last_layer import last_layer_flatness, last_layer_flatness_of
 from spiritlevel.curvature.metrics import NORMALIZED, RELATIVE
 from spiritlevel.measuring.evidence import Evidence
-from spiritlevel.measuring.readings import exact_value, from_statistics, traces_in, unavailable
+from spiritlevel.measuring.readings import exact_value, from_statistics, traces_in, unavailable, unseen_inputs
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.value import Value
 from spiritlevel.problem.batches import Batch
@@ -36,7 +36,13 @@ def _last(measure: Measure, evidence: Evidence) -> Value:
 
 
 _relative, _relative_needs = from_statistics(traces_in(RELATIVE), frozenset([RELATIVE]), shape="linear")
-_normalized, _normalized_needs = from_statistics(traces_in(NORMALIZED), frozenset([NORMALIZED]), shape="linear")
+_read_normalized, _normalized_needs = from_statistics(traces_in(NORMALIZED), frozenset([NORMALIZED]), shape="linear")
+
+
+def _normalized(measure: Measure, evidence: Evidence) -> Value:
+    reason = unseen_inputs(evidence)
+    return unavailable(measure, reason) if reason else _read_normalized(measure, evidence)
+
 
 MEASURES = (
     Measure(

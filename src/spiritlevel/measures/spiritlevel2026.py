@@ -16,7 +16,7 @@ from spiritlevel.curvature.whitening import inputs_of
 from spiritlevel.errors import listed
 from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.needs import Needs
-from spiritlevel.measuring.readings import NO_LAYERS, from_statistics, traces_in, unavailable
+from spiritlevel.measuring.readings import NO_LAYERS, from_statistics, traces_in, unavailable, unseen_inputs
 from spiritlevel.measuring.record import Measure
 from spiritlevel.measuring.value import Value
 
@@ -26,8 +26,10 @@ SURVIVES = frozenset({"layer", "neuron", "linear", "rotation", "input map"})
 _read, _needs = from_statistics(traces_in(WHITENED), frozenset([WHITENED]), shape="linear")
 
 
-def too_wide(evidence: Evidence) -> str:
+def without_moments(evidence: Evidence) -> str:
     """Why Σ cannot be had for this network; empty where it can."""
+    if reason := unseen_inputs(evidence):
+        return reason
     shapes = {name: evidence.problem.parameters[name].shape for name in evidence.anatomy.layers}
     wide = [name for name, metric in evidence.metrics[WHITENED].items() if metric.kind == "lookup"]
     wide = [
@@ -41,7 +43,7 @@ def too_wide(evidence: Evidence) -> str:
 
 
 def _compute(measure: Measure, evidence: Evidence) -> Value:
-    reason = too_wide(evidence)
+    reason = without_moments(evidence)
     return unavailable(measure, reason) if reason else _read(measure, evidence)
 
 
@@ -49,7 +51,7 @@ def _largest(measure: Measure, evidence: Evidence) -> Value:
     """λ_max of the Hessian in the metric, of all layers together and of each."""
     if not evidence.anatomy.layers:
         return unavailable(measure, NO_LAYERS)
-    reason = too_wide(evidence)
+    reason = without_moments(evidence)
     if reason:
         return unavailable(measure, reason)
     products, metrics = evidence.products, evidence.metrics[WHITENED]

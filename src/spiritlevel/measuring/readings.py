@@ -117,6 +117,14 @@ def traces_in(kind: str) -> Callable[[Statistics], Reading]:
     return read
 
 
+def unseen_inputs(evidence: Evidence) -> str:
+    """Why nothing that asks for the inputs of every layer can be had; empty where all of them are seen."""
+    hidden = [name for name, layer in evidence.anatomy.layers.items() if not layer.followed]
+    if not hidden:
+        return ""
+    return f"layers whose inputs are not seen, because they are used in a way that is not followed: {listed(hidden)}"
+
+
 def exact_value(
     measure: Measure,
     evidence: Evidence,

@@ -11,7 +11,7 @@ import operator
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from spiritlevel._version import __version__
 from spiritlevel.curvature.statistics import GROUPS
-from spiritlevel.errors import SpiritLevelError
+from spiritlevel.errors import SpiritLevelError, listed
 from spiritlevel.measuring.budget import within_budget
 from spiritlevel.measuring.evidence import Evidence
 from spiritlevel.measuring.memory import compute_within_memory
@@ -266,7 +266,7 @@ def _measured(problem: Problem, plan: _Plan, reporter: Reporter) -> Report:
     )
     described = _described(evidence, plan.tolerance, plan.seed)
     slope = described.get("gradient_metric_norm", 0.0)
-    notes = (*_missing_words(missing), *_notes(evidence), *doubts(values, slope))
+    notes = (*_missing_words(missing), *_notes(evidence, values), *doubts(values, slope))
     return Report(values, loss_value, cost, described, environment(), notes, interrupted=bool(missing))
 
 
@@ -345,9 +345,25 @@ def _slope(evidence: Evidence) -> dict[str, float]:
     return {} if slope is None else {"gradient_norm": slope[0], "gradient_metric_norm": slope[1]}
 
 
-def _notes(evidence: Evidence) -> tuple[str, ...]:
+def _notes(evidence: Evidence, values: Mapping[str, Value]) -> tuple[str, ...]:
     products = evidence.gathered.products
-    return (*evidence.problem.notes, *(products.notes if products is not None else ()))
+    return (
+        *evidence.problem.notes,
+        *(products.notes if products is not None else ()),
+        *_left_out(evidence.problem, list(values.values())),
+    )
+
+
+def _left_out(problem: Problem, values: Sequence[Value]) -> tuple[str, ...]:
+    """Which matrices are in no layer that was measured: a reader would miss them in a sum over layers."""
+    matrices = [name for name, value in problem.parameters.items() if sum(size > 1 for size in value.shape) > 1]
+    missing = [name for name in matrices if any(value.layers and name not in value.layers for value in values)]
+    if not missing:
+        return ()
+    return (
+        f"not among the layers, because no activation is multiplied by them as they are: {listed(missing)}; measures of layers "
+        "leave them out",
+    )
 
 
 def environment() -> dict[str, str]:

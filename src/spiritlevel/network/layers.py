@@ -17,6 +17,7 @@ from torch import Tensor
 
 from spiritlevel.network.modes import Mode
 from spiritlevel.network.operations import COMPOSITE, CONVOLUTIONS, SYNONYMS, TRANSPOSED
+from spiritlevel.network.spellings import SPELLINGS, Product, product_of
 
 Function = Callable[..., Any]
 # Tensor → name and shape of the parameter whose numbers it holds, for parameters that are gathered anew at every use.
@@ -31,11 +32,13 @@ class Layer:
         name: The weight's parameter name.
         groups: Independent blocks of a grouped convolution; 1 otherwise.
         transposed: Stored with inputs first (`x @ W`, transposed convolution, embedding).
+        followed: Whether what goes into it is seen; not inside an LSTM, for example.
     """
 
     name: str
     groups: int = 1
     transposed: bool = False
+    followed: bool = True
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """A tensor of the weight's shape as (groups, rows a group, columns a group, kernel positions)."""
@@ -52,6 +55,7 @@ class LinearMap:
     inputs, weight, bias: The activation φ (indices for a lookup), the matrix as stored, the bias if any.
     rebuild: Calls the same function with another φ.
     apply: (φ, matrix as stored) → z without the bias.
+    finish: From z to the result as the network wrote it: `W @ x` has its dimensions the other way round.
     settings: Stride, padding, dilation of a convolution; the index of a lookup whose row is held fixed.
     """
 
@@ -63,6 +67,7 @@ class LinearMap:
     rebuild: Callable[[Tensor], Any]
     apply: Callable[[Tensor, Tensor], Tensor]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    finish: Callable[[Tensor], Tensor] | None = None
 
 
 def function_name(function: Function) -> str:
@@ -141,18 +146,23 @@ class ParameterMode(Mode, ABC):
         if name in COMPOSITE:
             with self:
                 return _opened(function)(*args, **kwargs)
-        known = self._named(args[0]) if _transposes(name, args, kwargs) else None
-        if known is not None and args[0].dim() == 2:
+        known = self._named(args[0]) if args and isinstance(args[0], Tensor) and args[0].dim() == 2 else None
+        turns = _transposes(name, args, kwargs)
+        if known is not None and (turns or name == "contiguous"):
             result = function(*args, **kwargs)
             if self._origin is None:
                 self._alive.append(result)
-                self._names[id(result)] = (known[0], not known[1])
+                self._names[id(result)] = (known[0], known[1] != turns)
             return result
         linear = self._linear_map(name, function, args, kwargs)
-        if linear is not None:
-            self.path.append(linear.layer.name)
-            return self.on_linear(linear)
-        return self.on_other(name, function, args, kwargs)
+        if linear is None:
+            return self.on_other(name, function, args, kwargs)
+        self.path.append(linear.layer.name)
+        result = self.on_linear(linear)
+        if linear.finish is None:
+            return result
+        with self:  # what is done with the result is an operation like any other
+            return linear.finish(result)
 
     @abstractmethod
     def on_linear(self, linear: LinearMap) -> Any:
@@ -171,56 +181,53 @@ class ParameterMode(Mode, ABC):
             return self._convolution(name, function, args, kwargs)
         if name == "embedding":
             return self._lookup(function, args, kwargs)
-        if name == "matmul" and len(args) == 2 and not kwargs:
-            return self._product(function, args)
         if name == "addmm" and len(args) == 3 and not kwargs:
             return self._biased_product(function, args)
-        if name == "tensordot" and bound_arguments(("a", "b", "dims"), args, kwargs)[2] == 1:
-            return self._product(torch.matmul, tuple(bound_arguments(("a", "b"), args, kwargs)))
-        if name == "einsum" and _is_dense(args):
-            return self._contraction(args)
-        return None
+        if name not in SPELLINGS:
+            return None
+        with self:  # what brings φ into shape is an operation like any other
+            product = product_of(name, args, kwargs, lambda tensor: self._matrix(tensor) is not None)
+        return None if product is None else self._product(product)
 
     def _matrix(self, tensor: Any) -> tuple[str, bool] | None:
         found = self._named(tensor)
         return found if found is not None and tensor.dim() == 2 else None
 
+    def _layer_of(self, matrix: Tensor, *, inputs_first: bool) -> tuple[Layer, Tensor]:
+        """The layer whose weight, or the transpose of it, this matrix is, and the weight as it is stored."""
+        found = self._matrix(matrix)
+        assert found is not None
+        name, flipped = found
+        return Layer(name, transposed=inputs_first != flipped), matrix.mT if flipped else matrix
+
     def _dense(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LinearMap | None:
-        inputs, weight, bias = bound_arguments(("input", "weight", "bias"), args, kwargs)
-        found = self._matrix(weight)
-        if found is None:
+        inputs, matrix, bias = bound_arguments(("input", "weight", "bias"), args, kwargs)
+        if self._matrix(matrix) is None:
             return None
-        layer = Layer(found[0], transposed=found[1])
-        return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(phi, weight, bias), _dense(layer))
+        layer, weight = self._layer_of(matrix, inputs_first=False)
+        return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(phi, matrix, bias), _dense(layer))
 
-    def _product(self, function: Function, args: tuple[Any, ...]) -> LinearMap | None:
-        """x @ W: the stored matrix has the inputs first, unless a transpose was multiplied."""
-        inputs, weight = args
-        found = self._matrix(weight)
-        if found is None or self._matrix(inputs) is not None or inputs.dim() < 2:
-            return None
-        layer = Layer(found[0], transposed=not found[1])
-        return LinearMap(layer, "dense", inputs, weight, None, lambda phi: function(phi, weight), _dense(layer))
-
-    def _contraction(self, args: tuple[Any, ...]) -> LinearMap | None:
-        """einsum("…i,io->…o", x, W) and einsum("…i,oi->…o", x, W)."""
-        equation, inputs, weight = args
-        found = self._matrix(weight)
-        if found is None or self._matrix(inputs) is not None:
-            return None
-        inputs_first = _matrix_indices(equation)[0] == _terms(equation)[0][-1]
-        layer = Layer(found[0], transposed=inputs_first != found[1])
+    def _product(self, product: Product) -> LinearMap:
+        matrix = product.matrix
+        layer, weight = self._layer_of(matrix, inputs_first=product.inputs_first)
+        written = torch.matmul if product.inputs_first else torch.nn.functional.linear
         return LinearMap(
-            layer, "dense", inputs, weight, None, lambda phi: torch.einsum(equation, phi, weight), _dense(layer)
+            layer,
+            "dense",
+            product.inputs,
+            weight,
+            None,
+            lambda phi: written(phi, matrix),
+            _dense(layer),
+            finish=product.finish,
         )
 
     def _biased_product(self, function: Function, args: tuple[Any, ...]) -> LinearMap | None:
-        bias, inputs, weight = args
-        found = self._matrix(weight)
-        if found is None or self._matrix(inputs) is not None:
+        bias, inputs, matrix = args
+        if self._matrix(matrix) is None or self._matrix(inputs) is not None or bias.dim() > 1:
             return None
-        layer = Layer(found[0], transposed=not found[1])
-        return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(bias, phi, weight), _dense(layer))
+        layer, weight = self._layer_of(matrix, inputs_first=True)
+        return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(bias, phi, matrix), _dense(layer))
 
     def _convolution(
         self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -289,25 +296,6 @@ def repeated(value: Any, dims: int) -> tuple[int, ...]:
 def _without_row(matrix: Tensor, row: int | None) -> Tensor:
     """The row of an embedding's padding is held fixed: a perturbation does not reach it."""
     return matrix if row is None else matrix.index_fill(0, torch.tensor([row], device=matrix.device), 0)
-
-
-def _terms(equation: str) -> list[str]:
-    """The subscripts of operands and result of an einsum."""
-    return equation.replace(" ", "").replace("...", ".").replace("->", ",").split(",")
-
-
-def _matrix_indices(equation: str) -> str:
-    return _terms(equation)[1]
-
-
-def _is_dense(args: tuple[Any, ...]) -> bool:
-    """Whether an einsum is one matrix applied to the last dimension of the other operand, which comes first."""
-    if len(args) != 3 or not isinstance(args[0], str) or "->" not in args[0] or args[0].count(",") != 1:
-        return False
-    inputs, matrix, result = _terms(args[0])
-    if len(matrix) != 2 or len(inputs) < 2 or len(result) != len(inputs) or inputs[:-1] != result[:-1]:
-        return False
-    return set(matrix) == {inputs[-1], result[-1]} and not set(matrix) & set(inputs[:-1])
 
 
 def _transposes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -27,6 +27,7 @@ from spiritlevel.network.operations import (
     TRANSPOSED,
     VECTOR_USES,
 )
+from spiritlevel.network.spellings import multiplied
 
 
 @dataclass
@@ -51,10 +52,15 @@ class Trace:
 class Tracer(ParameterMode):
     """Follows which parameters every tensor depends on, and which of them an operation bends."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], origin: Origin | None = None) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], origin: Origin | None = None, fixed: Iterable[Tensor] = ()
+    ) -> None:
         super().__init__(parameters, origin)
         self.parameters = parameters
         self.trace = Trace()
+        self._alive.extend(fixed := list(fixed))
+        # Tensors that no sample has anything to do with: parameters, buffers and what is made of them alone.
+        self._still = {id(tensor) for tensor in (*parameters.values(), *fixed)}
         self._seen: set[str] = set()
         self._kinds: dict[str, str] = {}
         self._depends: dict[int, frozenset[str]] = {id(t): frozenset([name]) for name, t in parameters.items()}
@@ -64,8 +70,10 @@ class Tracer(ParameterMode):
         were used before it."""
         if not isinstance(tensor, Tensor):
             return frozenset()
+        named = self._named(tensor)
         held = None if self._origin is None else self._origin(tensor)
         found = self._depends.get(id(tensor)) if held is None else frozenset(held[:1])
+        found = found if named is None else frozenset([named[0]])
         if found is None and tensor.requires_grad and tensor.grad_fn is not None:
             found = frozenset(self._seen)
             self.bend(found, "an operation that cannot be looked into")
@@ -91,12 +99,14 @@ class Tracer(ParameterMode):
     def on_other(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
         operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        still = all(map(self._is_still, operands))
         sets = [self.depends(operand) for operand in operands]
         union = frozenset().union(*sets) if sets else frozenset()
         bends = any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(result))
         if union and (bends or name == "setitem"):
             self._bend_by(name, args, kwargs, sets)
-            self._note_matrices(name, operands)
+            if not still:
+                self._note_matrices(name, args, kwargs)
             used = {p for p in map(self.name_of, operands) if p is not None}
             if not isinstance(result, Tensor) or not (name in VECTOR_USES or used <= self._bias(name, args, kwargs)):
                 self.bend(used, f"used by {name} in a way the exact sweep does not know")
@@ -104,7 +114,18 @@ class Tracer(ParameterMode):
             if name == "setitem":
                 self._remember(args[0], union)
             self._record(result, frozenset() if name in CONSTANT else union, used)
+        if still:
+            self._note_still(result)
         return result
+
+    def _is_still(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._still or self._named(tensor) is not None
+
+    def _note_still(self, result: Any) -> None:
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._alive.append(leaf)
+                self._still.add(id(leaf))
 
     def _bias(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[str | None]:
         """The parameter that a linear map with a fixed matrix adds to its result."""
@@ -125,15 +146,18 @@ class Tracer(ParameterMode):
         self._alive.append(tensor)
         self._depends[id(tensor)] = depends
 
-    def _note_matrices(self, name: str, operands: list[Tensor]) -> None:
-        """A matrix that meets activations in another way is a layer too, though not one the exact sweep knows."""
+    def _note_matrices(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A matrix that meets activations in another way is a layer too, though not one the exact sweep knows, if it can be told
+        which of its sides the activations are on."""
         if name not in PRODUCTS | RECURRENT or name in ("mul", "prelu"):
             return
-        for operand in operands:
-            found = self._named(operand)
-            if found is not None and operand.dim() == 2:
-                self.trace.layers.setdefault(found[0], Layer(found[0]))
-                self.bend([found[0]], f"used by {name} in a way the exact sweep does not know")
+        for tensor, inputs_first in multiplied(name, args, kwargs):
+            found = self._named(tensor)
+            if found is not None and tensor.dim() == 2 and inputs_first is not None:
+                layer = Layer(found[0], transposed=inputs_first != found[1], followed=False)
+                if self.trace.layers.setdefault(layer.name, layer) != layer:
+                    self.trace.mixed.add(layer.name)
+                self.bend([layer.name], f"used by {name} in a way the exact sweep does not know")
 
     def _bend_by(
         self,
@@ -186,9 +210,12 @@ def _twice(sets: list[frozenset[str]]) -> frozenset[str]:
     return frozenset(twice)
 
 
-def trace(run: Callable[[dict[str, Tensor]], Any], parameters: Mapping[str, Tensor]) -> Trace:
-    """Follow one forward pass `run(parameters)`, which returns the outputs."""
-    tracer = Tracer({name: tensor.detach().requires_grad_() for name, tensor in parameters.items()})
+def trace(
+    run: Callable[[dict[str, Tensor]], Any], parameters: Mapping[str, Tensor], fixed: Iterable[Tensor] = ()
+) -> Trace:
+    """Follow one forward pass `run(parameters)`, which returns the outputs; `fixed` are tensors of the network beside these."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+    tracer = Tracer(leaves, fixed=fixed)
     traced(tracer, run)
     return tracer.trace
 

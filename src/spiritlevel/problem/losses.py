@@ -257,9 +257,9 @@ def _check_labels(outputs: Any, targets: Any, first: int) -> None:
         )
 
 
-def check_scored_labels(outputs: Any, targets: Any, first: int) -> None:
-    """The same where positions with the label −100 do not count."""
-    counts = targets != IGNORED
+def check_scored_labels(outputs: Any, targets: Any, first: int, ignored: int = IGNORED) -> None:
+    """The same where positions with the label −100, or another that is said, do not count."""
+    counts = targets != ignored
     _check_labels(outputs, targets.where(counts, 0), first)
 
 

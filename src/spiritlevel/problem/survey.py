@@ -311,7 +311,8 @@ class _Surveyor(Tracer):
     """A trace that also notices which samples have an activation within rounding of its kink, and how large inputs are."""
 
     def __init__(self, problem: Checked, batch: Batch) -> None:
-        super().__init__(problem.leaves(), problem.shards.origin if problem.shards.divided else None)
+        origin = problem.shards.origin if problem.shards.divided else None
+        super().__init__(problem.leaves(), origin, problem.fixed.values())
         self._samples = len(batch) if problem.whole else len(problem.shards.rows(batch))
         self._close = NEAR * torch.finfo(problem.dtype).eps if problem.dtype == torch.float32 else 0.0
         self.near = torch.zeros(self._samples, dtype=torch.bool, device=problem.device)

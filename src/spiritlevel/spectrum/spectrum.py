@@ -79,7 +79,8 @@ class Spectrum(Saved, Shown):
 
     def moment(self, order: int) -> tuple[float, float]:
         """(1/n) Σ_i λ_i^order with its standard error over probes: the trace over n for 1, ‖A‖_F²/n for 2."""
-        mean, error = mean_and_error([torch.tensor(moment(probe, order)) for probe in self.probes])
+        found = torch.tensor([moment(probe, order) for probe in self.probes], dtype=torch.float64)
+        mean, error = mean_and_error(list(found))
         return float(mean), float(error)
 
     def density(self, points: Tensor, width: float | None = None) -> tuple[Tensor, Tensor]:

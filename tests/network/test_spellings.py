@@ -1,0 +1,170 @@
+"""One linear map, however a network writes it down: the same layer, the same side, the same numbers."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
+
+import spiritlevel as sl
+
+X, Y = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)).double(), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+
+# x (…, inputs) times a matrix that is stored with its inputs first.
+INPUTS_FIRST = {
+    "x @ W": lambda x, w: x @ w,
+    "matmul by name": lambda x, w: torch.matmul(x, other=w),
+    "mm by name": lambda x, w: torch.mm(x, mat2=w),
+    "einsum": lambda x, w: torch.einsum("bi,io->bo", x, w),
+    "einsum, matrix first": lambda x, w: torch.einsum("io,bi->bo", w, x),
+    "einsum without a result": lambda x, w: torch.einsum("bi,io", x, w),
+    "einsum of a list": lambda x, w: torch.einsum("...i,io->...o", [x, w]),
+    "einsum, results first": lambda x, w: torch.einsum("bi,io->ob", x, w).T,
+    "einsum, samples last": lambda x, w: torch.einsum("ib,io->bo", x.T, w),
+    "tensordot": lambda x, w: torch.tensordot(x, w, ([1], [0])),
+    "tensordot over one": lambda x, w: torch.tensordot(x, w, 1),
+    "tensordot, matrix first": lambda x, w: torch.tensordot(w, x, ([0], [-1])).T,
+    "(W.T @ x.T).T": lambda x, w: (w.T @ x.T).T,
+    "linear of a transpose": lambda x, w: F.linear(x, w.T),
+    "linear of a transpose laid out anew": lambda x, w: F.linear(x, w.T.contiguous()),
+    "addmm with a factor": lambda x, w: torch.addmm(torch.zeros(1).double(), x, w, alpha=1),
+    "row by row": lambda x, w: torch.stack([row @ w for row in x]),
+    "mv of a transpose": lambda x, w: torch.stack([torch.mv(w.T, row) for row in x]),
+    "changed in place afterwards": lambda x, w: (x @ w).mul_(1.0),
+}
+# Seen as layers, but not what goes into them.
+NOT_FOLLOWED = ("addmm with a factor", "row by row", "mv of a transpose")
+NAMES = ["rho_sum", "rho_row_sum", "kappa_trace_sum", "normalized_sharpness", "relative_flatness", "whitened_flatness"]
+
+
+class Net(nn.Module):
+    """Two matrices, inputs first, multiplied as `times` does it."""
+
+    def __init__(self, times, width: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.a = nn.Parameter(torch.randn(4, width, generator=generator).double())
+        self.b = nn.Parameter(torch.randn(width, 3, generator=generator).double())
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.times(torch.relu(self.times(x, self.a)), self.b)
+
+
+@pytest.mark.parametrize("width", [5, 4], ids=["oblong", "square"])
+@pytest.mark.parametrize("spelling", INPUTS_FIRST)
+def test_a_layer_is_the_same_however_it_is_written(spelling: str, width: int) -> None:
+    expected = sl.measure(Net(INPUTS_FIRST["x @ W"], width), (X, Y), measures=NAMES)
+    found = sl.measure(Net(INPUTS_FIRST[spelling], width), (X, Y), measures=NAMES)
+    for name in NAMES:
+        if name == "whitened_flatness" and spelling in NOT_FOLLOWED:
+            assert not found[name].available
+            assert "layers whose inputs are not seen" in found[name].notes[0]
+            continue
+        assert found[name].value == pytest.approx(expected[name].value, rel=1e-9)
+        assert found[name].layers == pytest.approx(expected[name].layers, rel=1e-9)
+    neurons = {name: len(each) for name, each in found["rho_sum"].neurons.items()}
+    assert neurons == {"a": 4, "b": width}
+
+
+def test_token_mixing_is_swept_like_any_other_layer() -> None:
+    """W @ x mixes the rows of every sample."""
+
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Parameter(torch.randn(5, 4, generator=torch.Generator().manual_seed(2)).double())
+            self.out = nn.Linear(15, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.relu(self.mix @ x).flatten(1))
+
+    torch.manual_seed(0)
+    model, x = Mixer(), torch.randn(6, 4, 3).double()
+    y = torch.tensor([0, 1, 2, 0, 1, 2])
+    found = sl.measure(model, (x, y), measures=["kappa_trace_sum"])["kappa_trace_sum"]
+    assert found.exact
+
+    def loss(mix: Tensor) -> Tensor:
+        return F.cross_entropy(model.out(torch.relu(mix @ x).flatten(1)), y)
+
+    hessian = torch.func.hessian(loss)(model.mix.detach()).reshape(20, 20)
+    expected = float((model.mix.square().sum() * hessian.trace()).detach())
+    assert found.layers["mix"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_recurrent_layers_count_in_relative_flatness() -> None:
+    """By its definition Σ ⟨w_s, w_s'⟩ Tr H_ss', from double backward."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.r, self.o = nn.LSTM(4, 2, batch_first=True), nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.o(self.r(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    model, x, y = Recurrent().double(), torch.randn(6, 3, 4).double(), torch.tensor([0, 1, 2, 0, 1, 2])
+    measures = ["relative_flatness", "relative_flatness_normalized", "whitened_flatness", "whitened_flatness_max"]
+    report = sl.measure(model, (x, y), measures=measures)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), y), weight, create_graph=True)
+            rows = [torch.autograd.grad(entry, weight, retain_graph=True)[0] for entry in gradient.reshape(-1)]
+            hessian = torch.stack(rows).reshape(*weight.shape, *weight.shape)
+            expected = torch.einsum("sj,tj,sktk->", weight, weight, hessian).detach()
+            assert report["relative_flatness"].layers[name] == pytest.approx(float(expected), rel=1e-8, abs=1e-12)
+    for name in measures[1:]:
+        assert report[name].notes == (
+            "layers whose inputs are not seen, because they are used in a way that is not followed: r.weight_ih_l0, "
+            "r.weight_hh_l0",
+        )
+
+
+class Computed(nn.Module):
+    """Its first matrix is the product of two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.randn(4, 2).double()), nn.Parameter(torch.randn(2, 4).double()))
+        self.out = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(x @ (self.a @ self.b)))
+
+
+def test_matrices_that_meet_no_activation_are_no_layers_and_the_report_says_so() -> None:
+    torch.manual_seed(0)
+    normed = nn.Sequential(spectral_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 3)).double().eval()
+    for model, layers, left in (
+        (Computed(), ["out.weight"], "a, b"),
+        (normed, ["2.weight"], "0.parametrizations.weight.original"),
+    ):
+        report = sl.measure(model, (X, Y), measures=["kappa_sum"])
+        assert list(report["kappa_sum"].layers) == layers
+        said = f"not among the layers, because no activation is multiplied by them as they are: {left}; measures of layers leave them out"
+        assert said in report.notes
+
+
+def test_nothing_is_said_where_every_matrix_is_a_layer() -> None:
+    report = sl.measure(Net(INPUTS_FIRST["x @ W"], 5), (X, Y), measures=["kappa_sum", "hessian_trace"])
+    assert not [note for note in report.notes if "layers" in note]
+
+
+def test_a_residual_may_be_added_by_addmm() -> None:
+    class Added(nn.Module):
+        def __init__(self, fused: bool) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.a, self.c = nn.Linear(4, 5), nn.Linear(4, 3)
+            self.b, self.fused = nn.Parameter(torch.randn(5, 3)), fused
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, residual = torch.relu(self.a(x)), self.c(x)
+            return torch.addmm(residual, h, self.b) if self.fused else residual + h @ self.b
+
+    names = ["rho_sum", "kappa_trace_sum", "kappa_sum"]
+    fused, apart = (sl.measure(Added(fused).double(), (X, Y), measures=names) for fused in (True, False))
+    for name in names:
+        assert fused[name].layers == pytest.approx(apart[name].layers, rel=1e-9)
