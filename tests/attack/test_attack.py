@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
+from refusals import refused
 from spiritlevel.curvature.dense import dense_hessian
 from spiritlevel.symmetry import Rescaling
 
@@ -205,3 +206,11 @@ def test_the_flattest_member_is_found_from_far_away_in_single_precision():
         for each in (model, far)
     )
     assert found == pytest.approx(least, rel=1e-4)
+
+
+def test_the_ball_of_a_frozen_first_layer_is_refused() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    model[0].weight.requires_grad_(False)
+    with refused("the first layer 0.weight is frozen, and the attack moves it: make it trainable, or use `sharpen`"):
+        sl.sharpen_ball(model, (torch.randn(9, 4), torch.randint(3, (9,))), epsilon=1e-2)

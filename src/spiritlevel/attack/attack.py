@@ -132,6 +132,10 @@ def sharpen_ball(
     problem = _in_double(model, loss, data)
     symmetries = _symmetries(problem)
     name = symmetries.maps[0]
+    if name not in problem.parameters:
+        raise SpiritLevelError(
+            f"the first layer {name} is frozen, and the attack moves it: make it trainable, or use `sharpen`"
+        )
     size = float(problem.parameters[name].norm())
     inside = size <= epsilon
     shrink = 0.0 if inside else math.log(epsilon / size) - 1e-6

@@ -7,6 +7,7 @@ by Ctrl-C, 143 by SIGTERM. Both keep what is finished.
 from __future__ import annotations
 
 import importlib
+import io
 import signal
 import sys
 import threading
@@ -121,8 +122,16 @@ def _leave_to_one(command: str) -> None:
     )
 
 
+def _replace_what_cannot_be_printed() -> None:
+    """A terminal whose encoding has no κ gets a question mark: no command fails because of it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code; an error is a plain sentence unless `--debug` is given."""
+    _replace_what_cannot_be_printed()
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given  # wherever it stands, also behind the command
     given = [argument for argument in given if argument != "--debug"]

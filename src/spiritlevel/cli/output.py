@@ -66,16 +66,23 @@ def write_result(
     write_other: Callable[[Path], object],
     quiet: bool,
 ) -> None:
-    """Print what is `shown` unless JSON is printed or `quiet` is asked for; write the files and say so."""
+    """Write the files, then print what is `shown` unless JSON is printed or `quiet` is asked for, and say what was written.
+
+    Files come first: whoever reads the output may have gone, and what was computed would be lost with it.
+    """
     to_stdout = str(json_file) == "-"
+    files = [(None if to_stdout else json_file, result.save), (other_file, write_other)]
+    written = []
+    for path, write in files:
+        if path is not None:
+            write(path)
+            written.append(path)
     if to_stdout:
         print(json.dumps(result.to_dict(), indent=1, allow_nan=False))
     elif not quiet:
         print(shown) if isinstance(shown, str) else Console().print(shown)
-    for path, write in ((None if to_stdout else json_file, result.save), (other_file, write_other)):
-        if path is not None:
-            write(path)
-            say_written(path, quiet)
+    for path in written:
+        say_written(path, quiet)
 
 
 def say_written(path: Path, quiet: bool) -> None:

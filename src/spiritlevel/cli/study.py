@@ -15,7 +15,11 @@ from spiritlevel.cli.listing import ListedCommands
 from spiritlevel.cli.options import Quiet, check_folder
 
 if TYPE_CHECKING:
+    from spiritlevel.show.numbers import Numbers
     from spiritlevel.study.store import StudyFolder
+
+# Columns of a terminal that the table of all measures needs.
+WIDE = 110
 
 study = typer.Typer(
     name="study",
@@ -224,15 +228,28 @@ def correlate(
         with study_at(folder, TO_SUMMARIZE) as stored:
             read.append(read_study_or_tables(stored.path))
     test = SignTest(read)
+    written = [(path, text) for path, text in ((page, winners_page), (csv, environments_csv)) if path is not None]
+    for path, text in written:
+        write_whole(path, text(test))
     for sentence in winner_sentences(test):
         print(sentence)
     if test.standings():
-        found = standings_table(test)
-        table = Table(*found.columns, box=None, pad_edge=False)
-        for row in found.texts():
-            table.add_row(*row)
-        Console().print(table)
-    for path, text in ((page, winners_page), (csv, environments_csv)):
-        if path is not None:
-            write_whole(path, text(test))
-            print(f"wrote {path}", file=sys.stderr)
+        _print_standings(standings_table(test))
+    for path, _ in written:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _print_standings(found: Numbers) -> None:
+    """The table, or its columns of sign errors where all of them do not fit: names of measures are never cut."""
+    console = Console()
+    fits, last = console.width >= WIDE, len(found.columns) - 1
+    shown = [number for number in range(last + 1) if fits or number in (0, 2, 3, last - 1, last)]
+    table = Table(box=None, pad_edge=False)
+    for number in shown:
+        table.add_column(found.columns[number], no_wrap=number == 0)
+    for row in found.texts():
+        table.add_row(*(row[number] for number in shown))
+    console.print(table)
+    if not fits:
+        left_out = ", ".join(column for number, column in enumerate(found.columns) if number not in shown)
+        print(f"In a terminal of {WIDE} columns, and with --page: {left_out}.")

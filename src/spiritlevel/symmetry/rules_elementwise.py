@@ -51,7 +51,7 @@ def _per_output(out: Any, scale: Scale, terms: list[Any]) -> Result:
     return tuple(rebuilt([ids[k] for ids in terms]) for k in range(len(out)))
 
 
-@rule(*MOVES, *MOVES_AS_FLOATS)
+@rule(*MOVES, *MOVES_AS_FLOATS, rearranges=True)
 def move(recorder: Recorder, call: Call) -> Result:
     """Elements change places: the same operation on the variables themselves."""
     others = [t for t in torch.utils._pytree.tree_leaves((call.args[1:], call.kwargs)) if isinstance(t, Tensor)]
@@ -67,7 +67,7 @@ def move(recorder: Recorder, call: Call) -> Result:
     return _per_output(call.out, scale, [moved(ids) for _, ids in scale.terms])
 
 
-@rule("view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten", "flatten")
+@rule("view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten", "flatten", rearranges=True)
 def reshape(recorder: Recorder, call: Call) -> Result:
     """Reshaping; an unchanged first dimension along which the scale is constant is kept aside to save work."""
     if not isinstance(call.out, Tensor) or call.out.dtype != call.args[0].dtype:

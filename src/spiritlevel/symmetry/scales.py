@@ -22,6 +22,8 @@ class Leaf:
     A matrix or kernel starts as v_out[o] − v_in[i]. Adding one number to all of v_out and v_in changes nothing, so its
     first use as a linear map may choose that number (`gauge_open`).
     role: "map" (the matrix or kernel of a linear map), "factor" (multiplies element by element) or "shift" (is added).
+    met, met_zeros_only: Whether it was multiplied with anything so far, and with zeros only, as the first state of a recurrent
+        network.
     """
 
     name: str
@@ -29,6 +31,8 @@ class Leaf:
     terms: tuple[Term, ...] | None = None
     gauge_open: bool = False
     role: str = "shift"
+    met_zeros_only: bool = False
+    met: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +69,12 @@ def fixed(shape: Iterable[int], from_input: bool = True) -> Scale:
 
 
 def of_constant(value: Tensor) -> Scale:
-    """The scale of a constant: zeros and infinities agree with any scale, other numbers are fixed."""
+    """The scale of a constant: one of zeros and infinities agrees with any scale. Beside other numbers they may be there by chance,
+    as the first row of a table of sines, and all are fixed."""
     unscaled = value == 0
     if value.is_floating_point():
         unscaled = unscaled | value.isinf()
-    return of(compact(torch.where(unscaled.cpu(), ANY, FIXED)), from_input=False)
+    return of(torch.tensor(ANY if bool(unscaled.all()) else FIXED).expand(value.shape), from_input=False)
 
 
 def times(scale: Scale, exponent: Fraction | int) -> Scale:

@@ -23,7 +23,7 @@ from spiritlevel.errors import TracingError
 from spiritlevel.network.modes import Mode
 from spiritlevel.symmetry import scales as sc
 from spiritlevel.symmetry.scales import Leaf, Scale
-from spiritlevel.symmetry.variables import Variables
+from spiritlevel.symmetry.variables import FIXED, Variables, squeezed
 
 
 class FixAll(Enum):
@@ -41,14 +41,18 @@ RULES: dict[str, Rule] = {}
 READS_A_NUMBER = {"_local_scalar_dense", "equal", "is_nonzero"}
 LEAVES_TORCH = ("tolist", "numpy", "__array__")
 _REMEDY = "the symmetries of a network that branches on its data differ from input to input: remove the branch"
+REARRANGES: set[str] = set()
+"""Operations that hand elements on without reading them."""
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of the named operations."""
+def rule(*names: str, rearranges: bool = False) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of the named operations; those that only rearrange elements read none of them."""
 
     def register(function: Rule) -> Rule:
         for name in names:
             RULES[name] = function
+        if rearranges:
+            REARRANGES.update(names)
         return function
 
     return register
@@ -85,6 +89,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._scales: dict[int, Scale] = {}
         self._alive: dict[int, list[Tensor]] = {}
         self._masks: set[int] = set()
+        self._read = torch.zeros(
+            2, dtype=torch.bool
+        )  # for every variable, whether something was done with what it scales
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -180,7 +187,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = [t for t in _written(func, args, kwargs) if id(t) not in self._scales]
         for tensor in written:
             self._refuse_parameter_writes(tensor, name)
-            self.set(tensor, self.scale_of(tensor))
+            for alias in (tensor, *self._alive.get(_memory(tensor), [])):  # as they are before their memory changes
+                if id(alias) not in self._scales:
+                    self.set(alias, self.scale_of(alias))
         out = func(*args, **kwargs)
         self._follow_masks(inputs, out)
         followed = any(self.is_followed(t) for t in inputs)
@@ -199,11 +208,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(result, FixAll) or not _fit(results, outputs):
             self._fix_all(call, inputs)
             return
+        if call.name not in REARRANGES:
+            self._note_read(inputs)
         for tensor, scale in zip(outputs, results, strict=True):
             if isinstance(scale, Scale) and mutable:
                 self._write(tensor, scale)
             elif isinstance(scale, Scale):
                 self.set(tensor, scale)
+
+    def _note_read(self, tensors: list[Tensor]) -> None:
+        """Remember which variables of parameters an operation has read: of a slice only its own."""
+        for tensor in tensors:
+            known = self._scales.get(id(tensor))
+            leaf = self.leaves.get(id(tensor)) if known is None else known.leaf
+            terms = () if leaf is None else (known.terms if known is not None else leaf.terms) or ()
+            for _, ids in terms:
+                self._read = _grown(self._read, self.variables.count)
+                self._read[squeezed(ids)] = True
 
     def _by_rule(self, call: Call) -> Result:
         """What the operation's rule says; a form of the operation that the rule does not know is fixed."""
@@ -263,14 +284,36 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def finish(self) -> None:
-        """Fix what the pass left open: free gauges, and buffers that served as running means and as constants."""
+        """Fix what the pass left open: free gauges, what other inputs may read of parameters, and buffers that served as running means
+        and as constants."""
         for leaf in self.leaves.values():
+            self._tie_unread(leaf)
+            if leaf.met_zeros_only:  # other inputs bring something else, of which nothing is known
+                for _, ids in leaf.terms or ():
+                    self.variables.fix(ids)
             if leaf.gauge_open and leaf.terms is not None:
                 self.variables.fix(leaf.terms[1][1].flatten()[:1])
         for key, leaf in self.statistics.items():
             if leaf.terms is not None and key in self._constants:
                 for _, ids in leaf.terms:
                     self.variables.fix(ids)
+
+    def _tie_unread(self, leaf: Leaf) -> None:
+        """What the example left unread of a parameter that it read in part, such as later positions, is used as the rest is: where whole
+        rows, columns, … are unread, all of them have one factor."""
+        for _, ids in leaf.terms or ():
+            short = squeezed(ids)
+            read = _grown(self._read, self.variables.count)[short] | (short <= FIXED)
+            if bool(read.all()) or not bool(read.any()):
+                continue
+            axes = [
+                d for d in range(read.dim()) if not bool(read.movedim(d, 0).reshape(read.shape[d], -1).any(1).all())
+            ]
+            sc.tied_along(self.variables, ids, axes or range(read.dim()))
+
+
+def _grown(flags: Tensor, count: int) -> Tensor:
+    return flags if len(flags) >= count else torch.cat([flags, flags.new_zeros(count - len(flags))])
 
 
 class NumberGuard(Mode):
