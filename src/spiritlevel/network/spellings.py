@@ -184,5 +184,12 @@ def _of_einsum(args: tuple[Any, ...], is_matrix: Callable[[Any], bool]) -> Produ
 
 
 def _rearranged(tensor: Tensor, before: str, after: str) -> Tensor:
-    equation = f"{before}->{after}".replace(".", "...")
-    return torch.einsum(equation, tensor)
+    """With its dimensions in another order, as subscripts name them."""
+    several = tensor.dim() - len(before) + 1  # what an ellipsis stands for
+    places: dict[str, list[int]] = {}
+    next_dim = 0
+    for index in before:
+        count = several if index == "." else 1
+        places[index] = list(range(next_dim, next_dim + count))
+        next_dim += count
+    return tensor.permute([dim for index in after for dim in places[index]])
