@@ -296,6 +296,56 @@ class Gated(nn.Module):
         return self.head(self.value(x) * F.silu(self.gate(x)))
 
 
+class InputsFirst(nn.Module):
+    """A matrix that is stored with its inputs first, multiplied in one of the ways to write that down."""
+
+    ways: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+        lambda x, w: torch.einsum("io,bi->bo", w, x),
+        lambda x, w: torch.einsum("bi,io", x, w),
+        lambda x, w: torch.tensordot(x, w, ([1], [0])),
+        lambda x, w: (w.T @ x.T).T,
+        lambda x, w: torch.mm(x, mat2=w),
+        lambda x, w: F.linear(x, w.T.contiguous()),
+        lambda x, w: torch.addmm(x.new_zeros(1), x, w, alpha=1),
+        lambda x, w: torch.stack([row @ w for row in x]),
+    )
+
+    def __init__(self, inputs: int, outputs: int, way: int) -> None:
+        super().__init__()
+        self.weight, self.times = nn.Parameter(torch.randn(inputs, outputs) / 2), self.ways[way % len(self.ways)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.times(x, self.weight)
+
+
+class Spelled(nn.Module):
+    """Products that are not written as a linear layer."""
+
+    inputs = "vectors"
+
+    def __init__(self, recipe: Network, outputs: int) -> None:
+        super().__init__()
+        self.first = InputsFirst(FEATURES, recipe.width, recipe.seed)
+        self.activation = activation(recipe)
+        self.head = InputsFirst(recipe.width, outputs, recipe.seed // len(InputsFirst.ways))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.activation(self.first(x)))
+
+
+class Recurrent(nn.Module):
+    inputs = "sequences"
+
+    def __init__(self, recipe: Network, outputs: int) -> None:
+        super().__init__()
+        kind = nn.GRU if recipe.depth > 1 else nn.LSTM
+        self.recurrent = kind(FEATURES, min(recipe.width, 2), batch_first=True, bias=recipe.bias)
+        self.head = nn.Linear(min(recipe.width, 2), outputs, bias=recipe.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.recurrent(x)[0][:, -1])
+
+
 FAMILIES: dict[str, type[nn.Module]] = {
     "mlp": Mlp,
     "residual": Residual,
@@ -305,6 +355,8 @@ FAMILIES: dict[str, type[nn.Module]] = {
     "words": Words,
     "attention": Attention,
     "gated": Gated,
+    "spelled": Spelled,
+    "recurrent": Recurrent,
     "dead": Dead,
     "constant": Constant,
     "narrow": Narrow,
@@ -331,10 +383,12 @@ def matrices(model: nn.Module) -> dict[str, Matrix]:
         prefix = f"{name}." if name else ""
         if isinstance(module, nn.Linear | nn.Conv2d) and module.weight.numel():
             found[f"{prefix}weight"] = ROWS_FIRST
-        elif isinstance(module, nn.Embedding):
+        elif isinstance(module, nn.Embedding | InputsFirst):
             found[f"{prefix}weight"] = COLUMNS_FIRST
         elif isinstance(module, nn.MultiheadAttention):
             found[f"{prefix}in_proj_weight"] = ROWS_FIRST
+        elif isinstance(module, nn.RNNBase):
+            found |= {f"{prefix}weight_{side}_l0": ROWS_FIRST for side in ("ih", "hh")}
     return found
 
 

@@ -170,7 +170,9 @@ def _targets(subject: Subject, loss: FuzzLoss, model: nn.Module, x: Tensor, gene
 def _stretch(model: nn.Module, strength: float) -> None:
     if not strength:
         return
-    first = next(m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.Embedding))
+    first = next(
+        m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.Embedding | networks.InputsFirst)
+    )
     with torch.no_grad():
         for parameter in first.parameters():
             parameter.mul_(torch.tensor(strength, dtype=torch.float64).exp())
@@ -226,7 +228,7 @@ def _often(common: Sequence[Any], rare: Sequence[Any]) -> st.SearchStrategy[Any]
 made_networks = st.builds(
     Network,
     family=_often(
-        ("mlp", "residual", "convolution", "shared", "experts", "words", "attention", "gated"),
+        ("mlp", "residual", "convolution", "shared", "experts", "words", "attention", "gated", "spelled", "recurrent"),
         ("dead", "constant", "narrow", "blind", "clamping"),
     ),
     activation=_often(("relu", "leaky", "gelu", "tanh"), ("softplus", "squares", "identity", "once", "reversal")),

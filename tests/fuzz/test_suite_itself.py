@@ -27,7 +27,7 @@ from measure_names import DEFINED
 PLAIN = Subject(precision="float64", options=Options(measures=()))
 
 
-@pytest.mark.parametrize("family", ["mlp", "convolution", "words", "attention"])
+@pytest.mark.parametrize("family", ["mlp", "convolution", "words", "attention", "spelled", "recurrent"])
 def test_definitions_agree_with_the_other_oracle(family: str) -> None:
     built = build(replace(PLAIN, network=Network(family, depth=2)))
     expected = dense_oracle.expected(built.honest, F.cross_entropy, built.inputs, built.targets, matrices(built.honest))
