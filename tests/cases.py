@@ -415,10 +415,11 @@ ESTIMATED = [
         estimated=frozenset(["aside.weight"]),
     ),
     Case(
-        "the matrix first",
-        lambda: Function(lambda m, x: F.relu(m.a @ x.t()).t() @ m.c, a=(5, 4), c=(5, 3)),
+        "a product that is not followed",
+        lambda: Function(lambda m, x: F.relu(torch.addmm(x.new_zeros(1), x, m.a, alpha=1)) @ m.c, a=(4, 5), c=(5, 3)),
         X4,
-        {"a": ROWS_FIRST, "c": COLUMNS_FIRST},
+        dict.fromkeys("ac", COLUMNS_FIRST),
+        estimated=frozenset(["a"]),
     ),
     Case(
         "a gate",

@@ -118,7 +118,7 @@ def test_a_matrix_that_overflows_leaves_it_to_a_search(monkeypatch) -> None:
     model, data = network()
     products = HessianProducts(Problem(model, "cross_entropy", data))
     start = torch.ones(products.flat.size).double()
-    from_whole = functools.partial(krylov._from_whole, products, [(lambda: start, "largest")], start, 1e-3, [None])
+    from_whole = functools.partial(krylov._from_whole, products, [(lambda: start, "largest")], start, 1e-3)
     assert len(from_whole()) == 1
     monkeypatch.setattr(HessianProducts, "__call__", lambda _, vectors: [vector / 0 for vector in vectors])
     assert whole_hessian(products) is None

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.usefixtures("by_searches")
 NAMES = ["hessian_spectral_norm", "riemannian_nodewise_spectral_norm", "kappa_sum"]
 
 
+@pytest.mark.usefixtures("own_precision")
 def test_a_second_call_at_the_same_weights_takes_fewer_products() -> None:
+    """Of networks that are not so small that more products than needed are taken anyway."""
     training, starts = Training(dtype=torch.float64), Starts()
     cold, warm = (sl.measure(training.model, training.data, measures=NAMES, starts=starts) for _ in range(2))
     assert warm.cost.products < cold.cost.products

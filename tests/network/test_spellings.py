@@ -168,3 +168,84 @@ def test_a_residual_may_be_added_by_addmm() -> None:
     fused, apart = (sl.measure(Added(fused).double(), (X, Y), measures=names) for fused in (True, False))
     for name in names:
         assert fused[name].layers == pytest.approx(apart[name].layers, rel=1e-9)
+
+
+class Filled(nn.Module):
+    """A recurrent layer that reads a buffer into which the samples were written."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.r, self.o, self.write = nn.LSTM(4, 2, batch_first=True).double(), nn.Linear(2, 3).double(), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(self.r(self.write(torch.zeros(x.shape, dtype=x.dtype), x))[0][:, -1])
+
+
+def assigned(buffer: Tensor, x: Tensor) -> Tensor:
+    buffer[:, : x.shape[1]] = x
+    return buffer
+
+
+def through_a_view(buffer: Tensor, x: Tensor) -> Tensor:
+    for step in range(x.shape[1]):
+        buffer[:, step].copy_(x[:, step])
+    return buffer
+
+
+WRITES = {
+    "assigned": assigned,
+    "copied": lambda buffer, x: buffer.copy_(x),
+    "added": lambda buffer, x: buffer.add_(x),
+    "through a view": through_a_view,
+    "as a result": lambda buffer, x: torch.add(x, 0.0, out=buffer),
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_buffer_that_samples_were_written_into_is_an_activation(way: str) -> None:
+    x, y = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(5)).double(), torch.tensor([0, 1, 2, 0, 1])
+    names = ["kappa_trace_sum", "rho_sum", "relative_flatness"]
+    plain = sl.measure(Filled(lambda _, x: x), (x, y), measures=names)
+    found = sl.measure(Filled(WRITES[way]), (x, y), measures=names)
+    for name in names:
+        assert found[name].layers == pytest.approx(plain[name].layers, rel=1e-9)
+        assert len(found[name].layers) == 3
+
+
+@pytest.mark.parametrize("followed_first", [True, False])
+def test_a_matrix_that_is_followed_only_at_times_has_no_moments(followed_first: bool) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(6)
+            self.w, self.o = nn.Parameter(torch.randn(4, 4).double()), nn.Linear(4, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            ways = [lambda x: x @ self.w, lambda x: torch.addmm(x.new_zeros(1), x, self.w, alpha=1)]
+            first, second = ways if followed_first else ways[::-1]
+            return self.o(torch.tanh(second(torch.tanh(first(x)))))
+
+    found = sl.measure(Twice(), (X, Y), measures=["whitened_flatness", "relative_flatness_normalized"])
+    for value in found.values.values():
+        assert value.notes == (
+            "layers whose inputs are not seen, because they are used in a way that is not followed: w",
+        )
+
+
+def test_a_size_of_one_that_stands_for_another_is_left_to_torch() -> None:
+    class Broadcast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(7)
+            self.w, self.o = nn.Parameter(torch.randn(3, 5).double()), nn.Linear(5, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.o(torch.tanh(torch.einsum("bi,ih->bh", x[:, :1], self.w)))
+
+    model = Broadcast()
+    found = sl.measure(model, (X, Y), measures=["hessian_trace"])["hessian_trace"]
+    hessian = torch.func.hessian(lambda w: F.cross_entropy(torch.func.functional_call(model, {"w": w}, (X,)), Y))(
+        model.w.detach()
+    ).reshape(15, 15)
+    assert found.layers["w"] == pytest.approx(float(hessian.trace().detach()), rel=1e-8)

@@ -60,6 +60,32 @@ class Sines(nn.Module):
         return self.b(torch.relu(self.a(x) + torch.cat([angles.sin(), angles.cos()], dim=1)))
 
 
+class Read(nn.Module):
+    """Reads the first rows of a table behind, or in front of, something else that is done with it."""
+
+    def __init__(self, read, shape: tuple[int, ...] = (8, 4)) -> None:
+        super().__init__()
+        self.table, self.read = nn.Parameter(torch.randn(shape)), read
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(self.read(x, self.table, x.shape[1]))))
+
+
+class Decaying(nn.Module):
+    """h ← a·h + Wx from zero: what an example of one step says nothing about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay, self.w, self.o = nn.Parameter(torch.rand(4)), nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 4)
+        for step in range(x.shape[1]):
+            h = h * self.decay + self.w(x[:, step])
+        return self.o(h)
+
+
 def tokens(length: int) -> Tensor:
     return torch.randint(7, (2, length), generator=torch.Generator().manual_seed(length))
 
@@ -73,6 +99,18 @@ CASES = {
     "positions": (lambda: Positions((8, 4), norm=False), tokens, 3, 8, 10),
     "positions behind a normalization": (lambda: Positions((1, 8, 4), norm=True), tokens, 3, 8, None),
     "distances": (Distances, vectors(4), 3, 8, None),
+    "mixing by a softmax": (
+        lambda: Read(lambda x, p, n: p[:n, :n].softmax(-1) @ x, (8, 8)),
+        vectors(4),
+        3,
+        8,
+        None,
+    ),
+    "positions behind a bend": (lambda: Read(lambda x, p, n: x + torch.tanh(p[:n])), vectors(4), 3, 8, None),
+    "a gate": (lambda: Read(lambda x, p, n: x * torch.sigmoid(p[:n])), vectors(4), 3, 8, None),
+    "a copy": (lambda: Read(lambda x, p, n: x + p.clone()[:n]), vectors(4), 3, 8, None),
+    "a multiple": (lambda: Read(lambda x, p, n: x + (0.1 * p)[:n]), vectors(4), 3, 8, None),
+    "one step of a decay": (Decaying, vectors(3), 1, 6, None),
     "a recurrent network": (Recurrent, vectors(3), 3, 6, 5),
     "one step of a recurrent network": (Recurrent, vectors(3), 1, 6, 0),
     "sines": (Sines, vectors(4), 3, 7, None),

@@ -77,7 +77,9 @@ def joined(anatomy: Anatomy, chunks: Iterable[Seen]) -> Anatomy:
         paths.add(seen.path)
         bent = dict(seen.bent) | bent
         for name, layer in seen.layers.items():
-            if layers.setdefault(name, layer) != layer or name in seen.mixed:
+            known = layers.setdefault(name, layer)
+            if known != layer or name in seen.mixed:
+                layers[name] = replace(known, followed=known.followed and layer.followed)
                 axes.pop(name, None)
                 bent.setdefault(name, "used in more than one form, such as a matrix and its transpose")
         for name in [name for name, found in axes.items() if not _fits(seen, name, found)]:

@@ -89,7 +89,7 @@ def extremes(
     instead. Relative to the largest magnitude, so that eigenvalues at zero can converge.
     """
     count = min(count, size)
-    if is_worth(size, searches=1):
+    if is_worth(size, searches=1) and size <= most_products:
         return _of_whole(products, like, size, count, tolerance)
     most = max(2, min(most_products, fitting(like, size) - 2))
     search = process(_normal(like, size, generator), most)

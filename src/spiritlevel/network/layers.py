@@ -224,8 +224,10 @@ class ParameterMode(Mode, ABC):
 
     def _biased_product(self, function: Function, args: tuple[Any, ...]) -> LinearMap | None:
         bias, inputs, matrix = args
-        if self._matrix(matrix) is None or self._matrix(inputs) is not None or bias.dim() > 1:
+        if self._matrix(matrix) is None or self._matrix(inputs) is not None:
             return None
+        if bias.dim() > 1:  # a residual, not a bias
+            return self._product(Product(inputs, matrix, True, lambda result: bias + result))
         layer, weight = self._layer_of(matrix, inputs_first=True)
         return LinearMap(layer, "dense", inputs, weight, bias, lambda phi: function(bias, phi, matrix), _dense(layer))
 

@@ -127,7 +127,7 @@ def _single_dims(left: Any, right: Any, dims: Any) -> tuple[int, int] | None:
 
 def _of_tensordot(left: Any, right: Any, dims: Any, is_matrix: Callable[[Any], bool]) -> Product | None:
     over = _single_dims(left, right, dims)
-    if over is None:
+    if over is None or left.shape[over[0]] != right.shape[over[1]]:  # a size of one may stand for any other
         return None
     if is_matrix(right) and _is_activation(left, is_matrix):
         return Product(_last(left, over[0]), right, over[1] == 0, _same)
@@ -177,9 +177,13 @@ def _of_einsum(args: tuple[Any, ...], is_matrix: Callable[[Any], bool]) -> Produ
     over, new = (pair[0], pair[1]) if first else (pair[1], pair[0])
     rest = term.replace(over, "")
     made = rest + new
-    if over not in term or new in term or not rest or sorted(made) != sorted(result) or len(set(made)) < len(made):
+    if "." in pair or over not in term or new in term or not rest:
+        return None
+    if sorted(made) != sorted(result) or len(set(made)) < len(made):
         return None
     moved = phi if term == rest + over else _rearranged(phi, term, rest + over)
+    if moved.shape[-1] != matrix.shape[0 if first else 1]:  # a size of one may stand for any other
+        return None
     return Product(moved, matrix, first, _same if made == result else lambda found: _rearranged(found, made, result))
 
 

@@ -8,7 +8,7 @@ and its block of the Hessian equals its Gauss–Newton block.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ class Tracer(ParameterMode):
         self._alive.extend(fixed := list(fixed))
         # Tensors that no sample has anything to do with: parameters, buffers and what is made of them alone.
         self._still = {id(tensor) for tensor in (*parameters.values(), *fixed)}
+        self._stirred: set[int] = set()  # memory of such tensors that samples were written into
         self._seen: set[str] = set()
         self._kinds: dict[str, str] = {}
         self._depends: dict[int, frozenset[str]] = {id(t): frozenset([name]) for name, t in parameters.items()}
@@ -116,10 +117,27 @@ class Tracer(ParameterMode):
             self._record(result, frozenset() if name in CONSTANT else union, used)
         if still:
             self._note_still(result)
+        else:
+            self._note_written(name, args, kwargs, result)
         return result
 
     def _is_still(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._still or self._named(tensor) is not None
+        if self._named(tensor) is not None:
+            return True
+        return id(tensor) in self._still and _memory(tensor) not in self._stirred
+
+    def _note_written(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Samples have come into a tensor that had nothing to do with them, and into all that shares its memory."""
+        changed = (
+            [args[0]]
+            if name == "setitem"
+            else [leaf for leaf in tree_leaves(result) if leaf is args[0]]
+            if args
+            else []
+        )
+        for tensor in (*changed, *tree_leaves(kwargs.get("out"))):
+            if isinstance(tensor, Tensor) and id(tensor) in self._still:
+                self._stirred.add(_memory(tensor))
 
     def _note_still(self, result: Any) -> None:
         for leaf in tree_leaves(result):
@@ -155,8 +173,10 @@ class Tracer(ParameterMode):
             found = self._named(tensor)
             if found is not None and tensor.dim() == 2 and inputs_first is not None:
                 layer = Layer(found[0], transposed=inputs_first != found[1], followed=False)
-                if self.trace.layers.setdefault(layer.name, layer) != layer:
+                known = self.trace.layers.setdefault(layer.name, layer)
+                if known != layer:
                     self.trace.mixed.add(layer.name)
+                    self.trace.layers[layer.name] = replace(known, followed=False)
                 self.bend([layer.name], f"used by {name} in a way the exact sweep does not know")
 
     def _bend_by(
@@ -198,6 +218,10 @@ def _uses_running_statistics(name: str, args: tuple[Any, ...], kwargs: Mapping[s
         return False
     given = bound_arguments(("", "", "", "", "", flag), args, kwargs)[5]
     return not given and (given is not None or name == "batch_norm")
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _twice(sets: list[frozenset[str]]) -> frozenset[str]:

@@ -24,7 +24,8 @@ def contract(recorder: Recorder, a: Scale, b: Scale, shape: torch.Size, label: s
             scale.leaf.role = "map"
     outer_a, inner_a = _split(recorder, a, outer=-2, inner=-1)
     outer_b, inner_b = _split(recorder, b, outer=-1, inner=-2)
-    if _meets_zeros(a, b) or _meets_zeros(b, a):
+    zeros = [sc.meets_zeros(one.leaf, [other]) for one, other in ((a, b), (b, a)) if one.leaf is not None]
+    if any(zeros):
         inner_a, inner_b = [], []  # a sum of zeros says nothing about what is summed over
     if a.leaf is not None and b.leaf is not None:
         _close_gauges(recorder, (a.leaf, outer_a), (b.leaf, outer_b))
@@ -38,17 +39,6 @@ def contract(recorder: Recorder, a: Scale, b: Scale, shape: torch.Size, label: s
     if not from_input:
         return whole  # a product of parameters stays separable, for its use as the matrix of a linear map
     return sc.of(compact(sc.merged(variables, whole, label)), from_input)
-
-
-def _meets_zeros(operand: Scale, parameter: Scale) -> bool:
-    """Whether a parameter is multiplied with nothing but zeros here; remembers whether it has been so far."""
-    leaf = parameter.leaf
-    if leaf is None or operand.leaf is not None:
-        return False
-    zeros = all(bool((squeezed(ids) == ANY).all()) for _, ids in operand.terms)
-    leaf.met_zeros_only = zeros and (leaf.met_zeros_only or not leaf.met)
-    leaf.met = True
-    return zeros
 
 
 def _split(recorder: Recorder, scale: Scale, outer: int, inner: int) -> tuple[list[Term], list[Term]]:

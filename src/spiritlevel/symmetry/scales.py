@@ -146,12 +146,23 @@ def equalized(variables: Variables, scales: Iterable[Scale], shape: Iterable[int
     return of(compact(total.expand(shape)), any(scale.from_input for scale in scales))
 
 
+def meets_zeros(leaf: Leaf, others: Iterable[Scale]) -> bool:
+    """Whether a parameter is multiplied with nothing but zeros here; remembers whether it has been so far."""
+    zeros = any(
+        all(bool((squeezed(ids) == ANY).all()) for _, ids in other.terms) for other in others if other.leaf is None
+    )
+    leaf.met_zeros_only = zeros and (leaf.met_zeros_only or not leaf.met)
+    leaf.met = True
+    return zeros
+
+
 def product(variables: Variables, factors: Iterable[Scale], shape: Iterable[int], label: str = "") -> Scale:
     """The scale of an elementwise product: log-scales add."""
     shape, factors = tuple(shape), list(factors)
-    for leaf in (scale.leaf for scale in factors):
-        if leaf is not None and leaf.role == "shift":
-            leaf.role = "factor"
+    for scale in factors:
+        if scale.leaf is not None:
+            scale.leaf.role = "factor" if scale.leaf.role == "shift" else scale.leaf.role
+            meets_zeros(scale.leaf, [other for other in factors if other is not scale])
     terms = [(c, ids) for scale in factors for c, ids in scale.terms if not _all_fixed(ids)]
     from_input = any(scale.from_input for scale in factors)
     if not terms:

@@ -89,6 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._scales: dict[int, Scale] = {}
         self._alive: dict[int, list[Tensor]] = {}
         self._masks: set[int] = set()
+        self._derived: set[int] = set()  # tensors made of one parameter alone, of which nothing was read so far
         self._read = torch.zeros(
             2, dtype=torch.bool
         )  # for every variable, whether something was done with what it scales
@@ -208,7 +209,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(result, FixAll) or not _fit(results, outputs):
             self._fix_all(call, inputs)
             return
-        if call.name not in REARRANGES:
+        if self._hands_on(call, inputs, results):
+            self._derived.update(map(id, outputs))
+        elif call.name not in REARRANGES:
             self._note_read(inputs)
         for tensor, scale in zip(outputs, results, strict=True):
             if isinstance(scale, Scale) and mutable:
@@ -216,13 +219,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif isinstance(scale, Scale):
                 self.set(tensor, scale)
 
+    def _of_parameter(self, tensor: Tensor) -> tuple[sc.Term, ...]:
+        """The scale of a parameter, of a part of one, or of what was made of one alone; nothing for other tensors."""
+        known = self._scales.get(id(tensor))
+        if known is None:
+            leaf = self.leaves.get(id(tensor))
+            return () if leaf is None else leaf.terms or ()
+        return known.terms if known.leaf is not None or id(tensor) in self._derived else ()
+
+    def _hands_on(self, call: Call, inputs: list[Tensor], results: Sequence[Scale | FixAll | None]) -> bool:
+        """Whether an operation does nothing to a parameter but copy it, multiply it by a number or rearrange what that gave: which of
+        its parts are read is not decided yet."""
+        followed = [tensor for tensor in inputs if self.is_followed(tensor)]
+        if len(followed) != 1 or not (terms := self._of_parameter(followed[0])):
+            return False
+        if call.name in REARRANGES:
+            return id(followed[0]) in self._derived
+        return all(isinstance(each, Scale) and _same_terms(each.terms, terms) for each in results)
+
     def _note_read(self, tensors: list[Tensor]) -> None:
         """Remember which variables of parameters an operation has read: of a slice only its own."""
         for tensor in tensors:
-            known = self._scales.get(id(tensor))
-            leaf = self.leaves.get(id(tensor)) if known is None else known.leaf
-            terms = () if leaf is None else (known.terms if known is not None else leaf.terms) or ()
-            for _, ids in terms:
+            for _, ids in self._of_parameter(tensor):
                 self._read = _grown(self._read, self.variables.count)
                 self._read[squeezed(ids)] = True
 
@@ -241,6 +259,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.barriers[call.name] += 1
         for tensor in followed:
             self.fix(tensor)
+        self._note_read(followed)
         for tensor in tensors_in(call.out):
             self.set(tensor, sc.fixed(tensor.shape, from_input))
         for tensor in _written(call.func, call.args, call.kwargs):
@@ -310,6 +329,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 d for d in range(read.dim()) if not bool(read.movedim(d, 0).reshape(read.shape[d], -1).any(1).all())
             ]
             sc.tied_along(self.variables, ids, axes or range(read.dim()))
+
+
+def _same_terms(a: tuple[sc.Term, ...], b: tuple[sc.Term, ...]) -> bool:
+    return len(a) == len(b) and all(c == d and torch.equal(i, j) for (c, i), (d, j) in zip(a, b, strict=True))
 
 
 def _grown(flags: Tensor, count: int) -> Tensor:
