@@ -5,10 +5,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from spiritlevel.curvature import normalizations
 from spiritlevel.curvature.cheap import CheapSecondDerivatives
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.problem.problem import Problem
 from twice import SETS, assert_second_derivatives_of_torch, kinds_of_nodes
+
+
+@pytest.fixture(autouse=True)
+def _few_entries_too(monkeypatch) -> None:
+    monkeypatch.setattr(normalizations, "FEWEST", 0)
+
 
 LAYERS = {
     "pictures": (nn.BatchNorm2d(4), (5, 4, 6, 3)),
@@ -57,6 +64,14 @@ def test_weight_without_bias() -> None:
 def kind(call) -> str:
     with CheapSecondDerivatives():
         return type(call().grad_fn).__name__
+
+
+def test_few_entries_are_left_to_torch(monkeypatch) -> None:
+    monkeypatch.setattr(normalizations, "FEWEST", 24)
+    mean, variance = torch.zeros(3), torch.ones(3)
+    few, enough = (torch.randn(count, 3, 4, requires_grad=True) for count in (1, 2))
+    assert kind(lambda: F.batch_norm(few, mean, variance)) == "NativeBatchNormBackward0"
+    assert kind(lambda: F.batch_norm(enough, mean, variance)) == "_NormalizationBackward"
 
 
 def test_statistics_of_the_batch_and_mixed_precisions_are_left_to_torch() -> None:

@@ -16,12 +16,21 @@ from spiritlevel.network.layers import bound_arguments
 
 _ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _EPSILON = 1e-5  # of F.batch_norm, where it is not given
+# Of fewer entries than this torch's own passes cost less than the calls in Python.
+FEWEST = 1 << 14
 
 
 def normalized(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """`F.batch_norm` of these arguments; None where it is left to torch."""
     x, mean, variance, weight, bias, training, _, epsilon = bound_arguments(_ARGUMENTS, args, kwargs)
-    if training or mean is None or variance is None or mean.requires_grad or variance.requires_grad:
+    if (
+        x.numel() < FEWEST
+        or training
+        or mean is None
+        or variance is None
+        or mean.requires_grad
+        or variance.requires_grad
+    ):
         return None
     if any(each is not None and each.dtype != x.dtype for each in (mean, variance, weight, bias)):
         return None
