@@ -2,9 +2,11 @@
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from spiritlevel.curvature.cheap import CheapSecondDerivatives
 from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.problem.problem import Problem
 
 # Which of input, weight and bias a vector is on.
 SETS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
@@ -31,6 +33,17 @@ def assert_second_derivatives_of_torch(layer: nn.Module, x: torch.Tensor, chosen
     assert len(cheap) == len(plain) > 0
     for one, other in zip(cheap, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def products_like_torch(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> HessianProducts:
+    """Products over ragged batches, one of which was compared with double backward."""
+    products = HessianProducts(Problem(model, "cross_entropy", list(zip(x.split(5), y.split(5), strict=True))))
+    vector = torch.randn(products.flat.size, dtype=torch.float64)
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradient = torch.autograd.grad(F.cross_entropy(model(x), y), learned, create_graph=True)
+    expected = torch.autograd.grad(gradient, learned, products.flat.split(vector))
+    torch.testing.assert_close(products([vector])[0], products.flat.join(expected), rtol=1e-9, atol=1e-12)
+    return products
 
 
 def kinds_of_nodes(products: HessianProducts) -> set[str]:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from spiritlevel.curvature.cheap import CheapSecondDerivatives
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.problem.problem import Problem
-from twice import SETS, assert_second_derivatives_of_torch, kinds_of_nodes
+from twice import SETS, assert_second_derivatives_of_torch, kinds_of_nodes, products_like_torch
 
 LAYERS = {
     "plain": (nn.Conv2d(3, 4, 3), (5, 3, 6, 6)),
@@ -68,9 +68,4 @@ def test_frozen_parts_dead_filters_and_ragged_batches(frozen: list[str]) -> None
         model[0].weight[1] = 0
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
-    products = HessianProducts(Problem(model, "cross_entropy", list(zip(x.split(5), y.split(5), strict=True))))
-    vector = torch.randn(products.flat.size, dtype=torch.float64)
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradient = torch.autograd.grad(F.cross_entropy(model(x), y), learned, create_graph=True)
-    expected = torch.autograd.grad(gradient, learned, products.flat.split(vector))
-    torch.testing.assert_close(products([vector])[0], products.flat.join(expected), rtol=1e-9, atol=1e-12)
+    products_like_torch(model, x, y)

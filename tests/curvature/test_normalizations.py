@@ -7,9 +7,7 @@ from torch.nn import functional as F
 
 from spiritlevel.curvature import normalizations
 from spiritlevel.curvature.cheap import CheapSecondDerivatives
-from spiritlevel.curvature.hessian import HessianProducts
-from spiritlevel.problem.problem import Problem
-from twice import SETS, assert_second_derivatives_of_torch, kinds_of_nodes
+from twice import SETS, assert_second_derivatives_of_torch, kinds_of_nodes, products_like_torch
 
 
 @pytest.fixture(autouse=True)
@@ -95,10 +93,5 @@ def test_products_use_it(frozen: list[str]) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
     x, y = torch.randn(23, 1, 5, 5, dtype=torch.float64), torch.randint(0, 3, (23,))
-    products = HessianProducts(Problem(model, "cross_entropy", list(zip(x.split(5), y.split(5), strict=True))))
-    vector = torch.randn(products.flat.size, dtype=torch.float64)
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradient = torch.autograd.grad(F.cross_entropy(model(x), y), learned, create_graph=True)
-    expected = torch.autograd.grad(gradient, learned, products.flat.split(vector))
-    torch.testing.assert_close(products([vector])[0], products.flat.join(expected), rtol=1e-9, atol=1e-12)
+    products = products_like_torch(model, x, y)
     assert "NativeBatchNormBackwardBackward0" not in kinds_of_nodes(products)
