@@ -11,7 +11,7 @@ import cases
 import dense_oracle
 import spiritlevel as sl
 from refusals import refused
-from spiritlevel.curvature import hessian
+from spiritlevel.curvature import hessian, ways
 from spiritlevel.curvature.dense import dense_hessian
 from spiritlevel.curvature.hessian import HessianProducts
 from spiritlevel.curvature.ways import Flat
@@ -102,7 +102,7 @@ def test_gradients_are_not_kept_with_their_graphs(monkeypatch):
     problem, H = problem_of("mlp")
     problem.chunk_size = 5
     products = HessianProducts(problem, method="kept graph")
-    monkeypatch.setattr(hessian, "gradients_of", watched)
+    monkeypatch.setattr(ways, "gradients_of", watched)
     assert_products(products, H, 1e-10)
     assert len(products._kept) > 1
     assert built

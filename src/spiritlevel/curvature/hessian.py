@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from spiritlevel.curvature.cheap import CheapSecondDerivatives
 from spiritlevel.curvature.preflight import Chosen, choose_method
 from spiritlevel.curvature.vectors import MeanImage
 from spiritlevel.curvature.ways import (
@@ -35,7 +34,7 @@ from spiritlevel.curvature.ways import (
 )
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.devices import memory_of
-from spiritlevel.problem.problem import Problem, gradients_of
+from spiritlevel.problem.problem import Problem
 from spiritlevel.problem.quiet import is_undisturbed
 
 # The graphs of gradients that are kept between products, all chunks together: so much, or an eighth of the machine's memory
@@ -291,8 +290,9 @@ class HessianProducts:
         if self._prepared and len(self._kept) == self._built:
             return
         for index, (chunk, weight, place) in enumerate(self._batches(len(self._kept), last), start=len(self._kept)):
-            kept, value, slope = self._graph(chunk, weight, place)
-            if index == self._built:
+            first = index == self._built
+            kept, value, slope = self._graph(chunk, weight, place, values=first)
+            if first:
                 self._note(kept, value, slope, len(chunk))
             del slope
             yield kept, weight
@@ -355,13 +355,13 @@ class HessianProducts:
             self._bytes_per_sample = self.problem.shards.largest(saved.bytes / len(few))
         return int(samples * self._bytes_per_sample)
 
-    def _graph(self, chunk: Batch, weight: float, place: int) -> tuple[_Kept, float, list[Tensor]]:
-        """The graph of a chunk's gradient, the chunk's mean of the objective, and the gradient."""
-        leaves = list(self.problem.leaves().values())
-        with torch.enable_grad(), CheapSecondDerivatives():
-            value = self.objective(self.problem, dict(zip(self.flat.names, leaves, strict=True)), chunk)
-            gradient = gradients_of(value, leaves, create_graph=True)
-        return _Kept(leaves, edges_of(gradient), weight, place), float(value.detach()), gradient
+    def _graph(
+        self, chunk: Batch, weight: float, place: int, *, values: bool = False
+    ) -> tuple[_Kept, float, list[Tensor]]:
+        """The graph of a chunk's gradient, the chunk's mean of the objective, and the gradient where its `values` are wanted."""
+        leaves = self.problem.leaves()
+        value, gradient = self._ways.graph(leaves, chunk, values=values)
+        return _Kept(list(leaves.values()), edges_of(gradient), weight, place), float(value.detach()), gradient
 
     @property
     def order(self) -> float:

@@ -6,12 +6,14 @@ were the batch's own: a dozen passes over the activations, a quarter of a produc
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spiritlevel.curvature.twofold import Gradients, Operation, Wanted, applied
 from spiritlevel.network.layers import bound_arguments
 
 _ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
@@ -34,98 +36,51 @@ def normalized(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         return None
     if any(each is not None and each.dtype != x.dtype for each in (mean, variance, weight, bias)):
         return None
-    statistics = _Statistics(mean, variance, _EPSILON if epsilon is None else float(epsilon))
-    found: Tensor = _Normalization.apply(x, weight, bias, statistics)  # type: ignore[no-untyped-call]
-    return found
+    normalization = _Normalization(mean, variance, _EPSILON if epsilon is None else float(epsilon))
+    return applied(normalization, x, weight, bias)
 
 
-class _Statistics(NamedTuple):
+@dataclass(frozen=True)
+class _Normalization(Operation):
+    """Of x, γ and β: γ(x − μ)/σ + β, with gradients δγ/σ, Σ δ(x − μ)/σ and Σ δ."""
+
     mean: Tensor
     variance: Tensor
     epsilon: float
 
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
         return F.batch_norm(x, self.mean, self.variance, weight, bias, eps=self.epsilon)
 
-    def backward(
-        self, delta: Tensor, x: Tensor, weight: Tensor | None, wanted: tuple[bool, bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The gradients with respect to x, weight and bias, those that are wanted."""
+    def backward(self, delta: Tensor, x: Tensor, weight: Tensor | None, wanted: Wanted) -> Gradients:
         found = torch.ops.aten.native_batch_norm_backward(
             delta, x, weight, self.mean, self.variance, None, None, False, self.epsilon, list(wanted)
         )
         at_x, at_weight, at_bias = (each if asked else None for each, asked in zip(found, wanted, strict=True))
         return at_x, at_weight, at_bias
 
-    def centred(self) -> _Statistics:
-        """The same for inputs whose mean is taken off already."""
-        return self._replace(mean=torch.zeros_like(self.mean))
-
-    def scale(self, weight: Tensor | None, dims: int) -> Tensor:
+    def _scale(self, weight: Tensor | None, dims: int) -> Tensor:
         """What channels are multiplied by, shaped for inputs of so many dimensions."""
         scale = torch.rsqrt(self.variance + self.epsilon)
         return (scale if weight is None else scale * weight).view(-1, *[1] * (dims - 2))
 
-
-class _Normalization(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: _Statistics) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.statistics = statistics
-        return statistics.forward(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
-        found = _Gradients.apply(delta, *ctx.saved_tensors, ctx.needs_input_grad[:3], ctx.statistics)  # type: ignore[no-untyped-call]
-        return (*found, None)
-
-
-class _Gradients(torch.autograd.Function):
-    """(δ, x, γ) → gradients of x, γ and β: δγ/σ, Σ δ(x − μ)/σ and Σ δ."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        delta: Tensor,
+    def along(
+        self,
         x: Tensor,
         weight: Tensor | None,
-        wanted: tuple[bool, bool, bool],
-        statistics: _Statistics,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        ctx.save_for_backward(delta, x, weight)
-        ctx.statistics = statistics
-        ctx.set_materialize_grads(False)
-        return statistics.backward(delta, x, weight, wanted)
+        to_x: Tensor | None,
+        to_weight: Tensor | None,
+        to_bias: Tensor | None,
+    ) -> Tensor | None:
+        moved = None if to_x is None else to_x * self._scale(weight, x.dim())
+        if to_weight is None and to_bias is None:
+            return moved
+        weights, biases = (torch.zeros_like(self.mean) if each is None else each for each in (to_weight, to_bias))
+        found = self.forward(x, weights, biases)
+        return found if moved is None else found.add_(moved)
 
-    @staticmethod
-    def backward(
-        ctx: Any, to_x: Tensor | None, to_weight: Tensor | None, to_bias: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        delta, x, weight = ctx.saved_tensors
-        statistics: _Statistics = ctx.statistics
-        at_delta = at_x = at_weight = None
-        if ctx.needs_input_grad[0]:
-            at_delta = _along(statistics, x, weight, to_x, to_weight, to_bias)
-        if ctx.needs_input_grad[1] and to_weight is not None:
-            at_x = delta * statistics.scale(to_weight, x.dim())
-        if ctx.needs_input_grad[2] and to_x is not None:
-            at_weight = statistics.centred().backward(delta, to_x, weight, (False, True, False))[1]
-        return at_delta, at_x, at_weight, None, None
+    def to_inputs(self, delta: Tensor, x: Tensor, to_weight: Tensor) -> Tensor:
+        return delta * self._scale(to_weight, x.dim())
 
-
-def _along(
-    statistics: _Statistics,
-    x: Tensor,
-    weight: Tensor | None,
-    to_x: Tensor | None,
-    to_weight: Tensor | None,
-    to_bias: Tensor | None,
-) -> Tensor | None:
-    """The normalization's own derivative along (to_x, to_weight, to_bias)."""
-    moved = None if to_x is None else to_x * statistics.scale(weight, x.dim())
-    if to_weight is None and to_bias is None:
-        return moved
-    like = statistics.mean
-    weights, biases = (torch.zeros_like(like) if each is None else each for each in (to_weight, to_bias))
-    found = statistics.forward(x, weights, biases)
-    return found if moved is None else found.add_(moved)
+    def to_weights(self, delta: Tensor, to_x: Tensor, weight: Tensor | None) -> Tensor | None:
+        centred = replace(self, mean=torch.zeros_like(self.mean))  # nothing is taken off a direction
+        return centred.backward(delta, to_x, weight, (False, True, False))[1]

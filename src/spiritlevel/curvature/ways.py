@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from spiritlevel.curvature.cheap import CheapSecondDerivatives
+from spiritlevel.curvature.twofold import Asked
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.problem import Problem, gradients_of
@@ -86,12 +87,17 @@ class Ways:
     ) -> list[list[Tensor]]:
         """The products with several directions, by one graph."""
         leaves = {name: value.detach().requires_grad_() for name, value in point.items()}
-        with torch.enable_grad(), CheapSecondDerivatives():
-            value = self.objective(self.problem, leaves, batch)
-            found = list(leaves.values())
-            gradient = gradients_of(value, found, create_graph=True)
-            _refuse_dead_ends(gradient)
-            return [pull_back(edges_of(gradient), found, direction) for direction in directions]
+        _, gradient = self.graph(leaves, batch)
+        _refuse_dead_ends(gradient)
+        return [pull_back(edges_of(gradient), list(leaves.values()), direction) for direction in directions]
+
+    def graph(self, leaves: Parameters, batch: Batch, *, values: bool = True) -> tuple[Tensor, list[Tensor]]:
+        """The objective of a batch and its gradient, to be differentiated once more; without `values`, for nothing else."""
+        asked = Asked()
+        with torch.enable_grad(), CheapSecondDerivatives(None if values else asked):
+            value = self.objective(self.problem, leaves, batch)  # which may take gradients of its own
+            asked.values = values
+            return value, gradients_of(value, list(leaves.values()), create_graph=True)
 
     def forward_over_reverse(self, parameters: Parameters, chunk: Batch, parts: list[Tensor]) -> list[Tensor]:
         names = self.flat.names
