@@ -143,10 +143,8 @@ def _memory(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _chunk_bytes(problem: Problem) -> int:
     chunk, _ = next(iter(problem.chunks()))
-    with problem.undisturbed(), torch.enable_grad(), problem.counting_saved() as saved:
-        kept = problem.chunk_loss(problem.leaves(), chunk)
-    del kept
-    return saved.bytes
+    with problem.undisturbed():
+        return problem.bytes_kept(lambda: problem.chunk_loss(problem.leaves(), chunk))
 
 
 def memory_now() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.nn import functional as F
 
 from spiritlevel.curvature.convolutions import convolved
@@ -13,7 +12,7 @@ from spiritlevel.curvature.linear_maps import mapped
 from spiritlevel.curvature.normalizations import normalized
 from spiritlevel.curvature.twofold import Asked
 from spiritlevel.network.layers import function_name
-from spiritlevel.network.modes import Mode
+from spiritlevel.network.modes import Mode, is_transformed
 from spiritlevel.network.operations import CONVOLUTIONS
 
 
@@ -32,7 +31,7 @@ class CheapSecondDerivatives(Mode):
     ) -> Any:
         kwargs = kwargs or {}
         found = None
-        if _is_transformed():
+        if is_transformed():  # torch has rules for its own operations only
             pass
         elif function_name(function) in CONVOLUTIONS:
             found = convolved(args, kwargs, self._asked)
@@ -41,8 +40,3 @@ class CheapSecondDerivatives(Mode):
         elif function is F.linear and self._asked is not None:
             found = mapped(args, kwargs, self._asked)
         return function(*args, **kwargs) if found is None else found
-
-
-def _is_transformed() -> bool:
-    """Whether the network is inside a transform of its own (torch.func.grad, vmap), for which torch has rules of its own operations only."""
-    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -350,9 +350,7 @@ class HessianProducts:
         """What keeping the graph of a chunk takes: what autograd saves for every sample."""
         if self._bytes_per_sample is None:
             few = self.problem.few_samples(4)
-            with self.problem.counting_saved() as saved:
-                self._graph(few, 1.0, ALL)
-            self._bytes_per_sample = self.problem.shards.largest(saved.bytes / len(few))
+            self._bytes_per_sample = self.problem.bytes_kept(lambda: self._graph(few, 1.0, ALL)) / len(few)
         return int(samples * self._bytes_per_sample)
 
     def _graph(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.network.modes import Mode
+from spiritlevel.network.modes import Mode, is_transformed
 from spiritlevel.network.operations import COMPOSITE, CONVOLUTIONS, SYNONYMS, TRANSPOSED
 from spiritlevel.network.spellings import SPELLINGS, Product, product_of
 
@@ -143,6 +143,8 @@ class ParameterMode(Mode, ABC):
         function, args, kwargs = as_written(function, args, kwargs or {})
         name = function_name(function)
         self.path.append(name)
+        if is_transformed():
+            return self.on_transformed(name, function, args, kwargs)
         if name in COMPOSITE:
             with self:
                 return _opened(function)(*args, **kwargs)
@@ -170,6 +172,10 @@ class ParameterMode(Mode, ABC):
 
     def on_other(self, _name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called for every other operation; runs it."""
+        return function(*args, **kwargs)
+
+    def on_transformed(self, _name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called for every operation inside a transform of the network's own (torch.func.grad, vmap); runs it."""
         return function(*args, **kwargs)
 
     def _linear_map(

@@ -19,6 +19,11 @@ def drop_above(before: int) -> None:
         _C._pop_torch_function_stack()
 
 
+def is_transformed() -> bool:
+    """Whether the network is inside a transform of its own, torch.func.grad or vmap: its tensors are wrapped then."""
+    return _C._functorch.peek_interpreter_stack() is not None
+
+
 class Mode(TorchFunctionMode):
     """A mode that on leaving removes itself and all modes above it, or nothing if an interruption removed it before.
 

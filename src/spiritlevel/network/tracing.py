@@ -121,6 +121,16 @@ class Tracer(ParameterMode):
             self._note_written(name, args, kwargs, result)
         return result
 
+    def on_transformed(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What comes out of the transform counts as depending on all that was used; which layers there are is seen inside."""
+        linear = self._linear_map(name, function, args, kwargs)
+        if linear is not None:
+            self._note_unfollowed(replace(linear.layer, followed=False))
+        used = {p for leaf in tree_leaves((args, kwargs)) if (p := self.name_of(leaf)) is not None}
+        self.bend(used, "used inside a transform of torch.func")
+        self._seen.update(used)
+        return super().on_transformed(name, function, args, kwargs)
+
     def _is_still(self, tensor: Tensor) -> bool:
         if self._named(tensor) is not None:
             return True
@@ -172,12 +182,14 @@ class Tracer(ParameterMode):
         for tensor, inputs_first in multiplied(name, args, kwargs):
             found = self._named(tensor)
             if found is not None and tensor.dim() == 2 and inputs_first is not None:
-                layer = Layer(found[0], transposed=inputs_first != found[1], followed=False)
-                known = self.trace.layers.setdefault(layer.name, layer)
-                if known != layer:
-                    self.trace.mixed.add(layer.name)
-                    self.trace.layers[layer.name] = replace(known, followed=False)
-                self.bend([layer.name], f"used by {name} in a way the exact sweep does not know")
+                self._note_unfollowed(Layer(found[0], transposed=inputs_first != found[1], followed=False))
+                self.bend([found[0]], f"used by {name} in a way the exact sweep does not know")
+
+    def _note_unfollowed(self, layer: Layer) -> None:
+        known = self.trace.layers.setdefault(layer.name, layer)
+        if known != layer:
+            self.trace.mixed.add(layer.name)
+            self.trace.layers[layer.name] = replace(known, followed=False)
 
     def _bend_by(
         self,

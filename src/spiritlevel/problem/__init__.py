@@ -24,9 +24,7 @@ What the engine uses: chunks of the data with their weights in the mean, and the
 True
 >>> problem.count("weight"), problem.is_matrix("weight"), problem.alone  # also where a process holds only a part of it
 (1, True, True)
->>> with problem.counting_saved() as saved:
-...     value = problem.chunk_loss(problem.leaves(), first)
->>> saved.bytes > 0  # what autograd keeps of a pass
+>>> problem.bytes_kept(lambda: problem.chunk_loss(problem.leaves(), first)) > 0  # of a pass, by autograd
 True
 
 A few samples to look at: the first ones, those whose losses slope the most, and some from everywhere.

@@ -16,12 +16,12 @@ from spiritlevel.problem import checks
 from spiritlevel.problem.batches import Batch, Data, is_small, normal
 from spiritlevel.problem.contract import Parameters
 from spiritlevel.problem.derivatives import check_derivatives
+from spiritlevel.problem.kept import bytes_kept
 from spiritlevel.problem.labelled import recognized, settled
 from spiritlevel.problem.losses import Loss, in_double, logits_of, resolve_loss
 from spiritlevel.problem.quiet import undisturbed
 from spiritlevel.problem.ranks import Ranks, current_ranks
 from spiritlevel.problem.replica import Slots, stand_in, unwrapped
-from spiritlevel.problem.shards import SavedBytes
 from spiritlevel.problem.survey import Survey, survey
 from spiritlevel.problem.tensors import as_precision, collect, in_last_places
 from spiritlevel.problem.weighted import weighted_by
@@ -348,9 +348,10 @@ class Problem:
         with undisturbed(self.module), self.shards.forgetting():
             yield
 
-    def counting_saved(self) -> contextlib.AbstractContextManager[SavedBytes]:
-        """Count what autograd keeps inside, beyond the tensors of the model."""
-        return self.shards.counting(self.known_storages())
+    def bytes_kept(self, run: Callable[[], Any]) -> int:
+        """What autograd keeps of what `run` returns, beyond the tensors of the model; largest over processes."""
+        with torch.enable_grad():
+            return int(self.shards.largest(bytes_kept(self.shards, run, self.known_storages())))
 
     def _tensors(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Any]:
         fixed = self.fixed
@@ -414,11 +415,8 @@ class Problem:
         if self.whole:
             return self.data.samples
         batch = self.first_chunk()[:4]
-        with torch.enable_grad(), self.counting_saved() as saved:
-            kept = self.chunk_loss(self.leaves(), batch)
-        del kept
-        per_sample = int(self.shards.largest(max(1, saved.bytes // len(batch))))
-        return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // per_sample))
+        kept = self.bytes_kept(lambda: self.chunk_loss(self.leaves(), batch))
+        return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // max(1, kept // len(batch))))
 
     def known_storages(self) -> set[int]:
         """Where the tensors of the model lie, which a pass does not have to keep."""

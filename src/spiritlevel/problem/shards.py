@@ -34,10 +34,15 @@ class SavedBytes:
 
     def add(self, tensor: Tensor, seen: set[int]) -> None:
         """Count a tensor whose storage was not seen before."""
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            self.bytes += min(storage.nbytes(), tensor.numel() * tensor.element_size())
+        storage, size = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
+        try:
+            place = storage.data_ptr()
+        except RuntimeError:  # inside a transform of torch.func, where there is none to look at
+            self.bytes += size
+            return
+        if place not in seen:
+            seen.add(place)
+            self.bytes += min(storage.nbytes(), size)
 
     @contextlib.contextmanager
     def watching(self, known: set[int]) -> Iterator[None]:
