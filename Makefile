@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Two workers with one thread each: more threads than cores slow each other down tenfold.
 WORKERS ?= 2
 
-.PHONY: setup demo bench docs fuzz bias left-out rates test test-benchmark lint format wheel clean
+.PHONY: setup demo bench docs fuzz bias left-out rates test test-long lint format wheel clean
 .DEFAULT_GOAL := setup
 
 setup: .venv/installed
@@ -44,12 +44,13 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p out; $(BIN)/mypy > out/mypy.txt 2>&1 & types=$$!; \
-	PYTHONDONTWRITEBYTECODE= SPIRITLEVEL_COVERAGE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not benchmark"; tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= SPIRITLEVEL_COVERAGE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not long"; tests=$$?; \
 	wait $$types; types=$$?; cat out/mypy.txt; exit $$((tests + types))
 
-# The benchmark itself, on a tiny network: a minute that `make test` leaves out. CI runs both.
-test-benchmark: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m benchmark tests/benchmarks
+# What `make test` leaves out: the benchmark on a tiny network, studies on Ray and Slurm, models in shards, whether errors hold in hundreds
+# of repetitions. CI runs both.
+test-long: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m long
 
 # Thousands of random inputs against definitions; the figures go to out/fuzz.json and docs/reliability.md.
 fuzz: setup

@@ -41,7 +41,7 @@ def quick(tmp_path_factory):
     return folder, lines
 
 
-@pytest.mark.benchmark
+@pytest.mark.long
 def test_a_quick_run_measures_every_task(quick):
     folder, lines = quick
     found = json.loads((folder / "results" / "tiny.json").read_text(encoding="utf-8"))
@@ -57,7 +57,7 @@ def test_a_quick_run_measures_every_task(quick):
     assert any("training" in line for line in lines)
 
 
-@pytest.mark.benchmark
+@pytest.mark.long
 def test_tables_and_pictures_are_the_same_bytes_again(quick):
     folder, _ = quick
     made = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -89,7 +89,7 @@ def test_ticks_of_growth_are_numbers_as_people_write_them():
         assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
-@pytest.mark.benchmark
+@pytest.mark.long
 def test_ticks_of_accuracy_are_numbers_as_people_write_them(quick):
     figure = accuracy(read_results(quick[0] / "results"))
     figure.draw_without_rendering()
@@ -98,7 +98,7 @@ def test_ticks_of_accuracy_are_numbers_as_people_write_them(quick):
         assert not any("$" in label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels()))
 
 
-@pytest.mark.benchmark
+@pytest.mark.long
 def test_results_hold_no_paths(quick):
     folder, _ = quick
     text = (folder / "results" / "tiny.json").read_text(encoding="utf-8")
@@ -411,7 +411,7 @@ def test_time_inside_a_phase_is_not_counted_twice(monkeypatch):
     assert found.seconds == {phases.REST: 2.0, "outer": 2.0, "inner": 1.0}
 
 
-@pytest.mark.benchmark
+@pytest.mark.long
 def test_a_revision_beside_itself_finds_the_same_number(tiny):
     (found,) = revisions.compared(tiny, revisions.CLONE / "src", ["trace"], 1)
     assert found["apart"] == 0

@@ -12,7 +12,7 @@ from spiritlevel.subjects.checkpoint import save_checkpoint
 from spiritlevel.subjects.networks import build_model
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_processes_give_the_numbers_of_one(tmp_path, monkeypatch, capsys):
     """Three, of torchrun itself; two that are started in its way, by every command: tests/problem/test_ranks.py."""
     monkeypatch.chdir(tmp_path)

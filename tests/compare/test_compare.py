@@ -235,7 +235,7 @@ def claims(names: list[str], found: list[Comparison], truth: Comparison) -> tupl
     return claimed, wrong
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_orders_claimed_at_95_percent_are_right_that_often() -> None:
     """The truth comes from 200 times as many samples."""
     names, models = ["rho_sum", "hessian_trace"], {f"net {seed}": trained(seed) for seed in range(3)}

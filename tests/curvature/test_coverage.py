@@ -105,7 +105,7 @@ def coverage(case, loss, *, tolerance, most_probes):
     return {key: sum(found) / len(found) for key, found in hits.items() if len(found) == REPETITIONS}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_two_standard_errors_hold_the_truth_as_often_as_they_say(from_the_matrix, only_probes, name):
     case, loss, tolerance, most_probes = CASES[name]
@@ -141,6 +141,7 @@ ADAPTED = cases.Case(
 NOT_LINEAR = ["normalized_sharpness", "matrix_normalized_sharpness", "kappa_trace_max", "rho_max", "rho_row_max"]
 
 
+@pytest.mark.long
 def test_what_is_not_linear_in_the_hessian_is_not_biased_by_the_noise_of_probes(from_the_matrix, only_probes):
     model, x, y = ADAPTED.make()
     truth = dense_oracle.expected(model, ADAPTED.mean_loss, x, y, ADAPTED.layers)

@@ -62,6 +62,7 @@ def easy() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 # --- it is a certificate ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noise", [0.1, 0.5])
 def test_it_holds_in_at_least_one_minus_delta_of_repetitions(noise: float) -> None:
     """The world is finite, so that the population error of every drawn network is known exactly."""

@@ -66,6 +66,7 @@ def test_the_bar_is_the_spread_of_the_parts(subject, defined) -> None:
         assert report[name].error < 0.5 * report[name].value  # a bar that was far too wide would always cover
 
 
+@pytest.mark.long
 def test_two_bars_cover_the_value_on_all_data(subject, defined) -> None:
     everything = sl.measure(*subject, measures=NAMES)
     repetitions = 100

@@ -170,7 +170,7 @@ def two_processes(commands: dict[str, list[str]], folder: Path) -> dict[str, lis
     return {name: [(folder / f"{name}.{rank}").read_text() for rank in range(2)] for name in commands}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_commands_that_share_their_work_print_once(weights: Path, tmp_path: Path, capsys) -> None:
     network, both = ["mlp:4", "--checkpoint", str(weights)], [f"{name}=mlp:4@{weights}" for name in "ab"]
     data, measures = ["--data", "random:40,5,3,0", "--json", "-"], ["--measures", "hessian_trace"]

@@ -52,7 +52,7 @@ def seen(tmp_path_factory) -> list[dict]:
     return [json.loads(Path(f"{place}.{rank}").read_text()) for rank in range(2)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_processes_report_the_same(seen) -> None:
     for key in ("sharded", "whole", "tensors"):
         for name, (value, error) in seen[0][key].items():
@@ -60,7 +60,7 @@ def test_both_processes_report_the_same(seen) -> None:
             assert seen[1][key][name][1] == pytest.approx(error, rel=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_a_sharded_model_has_the_numbers_of_one_process(seen, name: str) -> None:
     model, data = subject()
@@ -72,7 +72,7 @@ def test_a_sharded_model_has_the_numbers_of_one_process(seen, name: str) -> None
     assert error < 0.6 * abs(value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_loss_the_slope_and_the_size_are_those_of_the_whole_model(seen) -> None:
     model, (x, y) = subject()
     loss = nn.functional.cross_entropy(model(x), y).item()
@@ -81,13 +81,13 @@ def test_the_loss_the_slope_and_the_size_are_those_of_the_whole_model(seen) -> N
     assert seen[1]["reported slope"] == pytest.approx(seen[1]["slope"], rel=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sharded_model_comes_back_as_it_was(seen) -> None:
     assert seen[0]["same"]
     assert seen[1]["same"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_missing_is_told(seen) -> None:
     assert math.isnan(seen[0]["sharded"]["volume_flatness"][0])
     assert "the model is in shards" in seen[0]["missing"][0]
@@ -95,7 +95,7 @@ def test_what_is_missing_is_told(seen) -> None:
     assert seen[0]["witness"]  # no process has the direction whole
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loss_that_reads_the_model_itself(seen) -> None:
     model, (x, y) = subject()
     batches = [[x[:6], y[:6]], [x[6:], y[6:]]]
@@ -104,7 +104,7 @@ def test_a_loss_that_reads_the_model_itself(seen) -> None:
     assert value == pytest.approx(alone.value, abs=error + alone.error)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_module_that_keeps_its_weights_in_a_list(seen) -> None:
     model, data = recurrent()
     alone = sl.measure(model, data, measures=[NAMES[1]])[NAMES[1]]
@@ -112,7 +112,7 @@ def test_a_module_that_keeps_its_weights_in_a_list(seen) -> None:
     assert value == pytest.approx(alone.value, abs=error + alone.error)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tensors_divided_in_any_way(seen) -> None:
     model, data = subject()
     alone = sl.measure(model, data, measures=NAMES[1:3])
@@ -123,7 +123,7 @@ def test_tensors_divided_in_any_way(seen) -> None:
     assert seen[0]["gathered"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fewer_samples_and_entries_than_processes(seen) -> None:
     model, data = smallest()
     alone = sl.measure(model, data, "mse", measures=NAMES[1:3])
@@ -134,7 +134,7 @@ def test_fewer_samples_and_entries_than_processes(seen) -> None:
             assert value == pytest.approx(alone[name].value, abs=error + alone[name].error)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_with_the_whole_model_divide_the_krylov_vectors(seen) -> None:
     model, data = subject()
     alone = sl.measure(model, data, measures=[NAMES[1]])[NAMES[1]]
@@ -145,7 +145,7 @@ def test_processes_with_the_whole_model_divide_the_krylov_vectors(seen) -> None:
         assert each["direction"] == 27  # the maximiser is whole again
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "told"),
     [

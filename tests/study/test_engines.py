@@ -171,7 +171,7 @@ def assert_killed_once_and_the_same(plan, folder: StudyFolder, summary: Summary,
 
 
 @on_linux
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_ray_computes_the_same_and_tells_of_kills(cluster, deadly, tmp_path, capsys):
     plan, folder = deadly(1.0, 2.0), StudyFolder(tmp_path / "out")
@@ -184,7 +184,7 @@ def test_ray_computes_the_same_and_tells_of_kills(cluster, deadly, tmp_path, cap
 
 
 @on_linux
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_a_lost_node_of_ray_costs_one_line(cluster, deadly, tmp_path, capsys):
     """The cells ask for what only the second node has, which is lost while one is at work; another one joins later."""
@@ -224,6 +224,7 @@ def test_a_lost_node_of_ray_costs_one_line(cluster, deadly, tmp_path, capsys):
     assert "Raylet is terminated" in (tmp_path / "jobs/ray.txt").read_text()
 
 
+@pytest.mark.long
 @on_linux
 @pytest.mark.filterwarnings("ignore")
 def test_a_cluster_that_asks_for_another_token_says_so_at_once(cluster, tmp_path, monkeypatch, capfd):
@@ -262,6 +263,7 @@ def test_a_cluster_too_busy_to_answer_is_asked_again_for_its_token(monkeypatch):
     assert next(left, None) is None
 
 
+@pytest.mark.long
 @on_linux
 @pytest.mark.filterwarnings("ignore")
 def test_cells_that_fit_no_node_and_settings_that_ray_refuses_are_told(cluster, tmp_path):
@@ -285,7 +287,7 @@ def test_where_no_cluster_answers_it_is_said_at_once(tmp_path):
 
 
 @on_unix
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_submitit_computes_the_same_and_tells_of_kills(deadly, tmp_path, capsys):
     plan, folder = deadly(1.0, 2.0), StudyFolder(tmp_path / "out")
@@ -297,7 +299,7 @@ def test_submitit_computes_the_same_and_tells_of_kills(deadly, tmp_path, capsys)
 
 
 @on_unix
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_jobs_that_see_a_url_only_compute_send_and_are_tried_again(deadly, tmp_path, capsys):
     """The driver's copy lies in a folder of its own, of which a job is told nothing; the job has the URL."""
@@ -315,9 +317,15 @@ def test_jobs_that_see_a_url_only_compute_send_and_are_tried_again(deadly, tmp_p
     assert not any(str(copy).encode() in path.read_bytes() for path in (tmp_path / "jobs").iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["local", pytest.param("ray", marks=on_linux), pytest.param("slurm", marks=on_unix)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "local",
+        pytest.param("ray", marks=[on_linux, pytest.mark.long]),
+        pytest.param("slurm", marks=[on_unix, pytest.mark.long]),
+    ],
+)
 def test_what_takes_too_long_is_told_in_the_same_words(name, tiny, tmp_path, request):
     further = {"address": request.getfixturevalue("cluster").address} if name == "ray" else {}
     engine = make_engine(name, logs=tmp_path / "jobs", workers=1, minutes=0.005, **further)
@@ -326,7 +334,7 @@ def test_what_takes_too_long_is_told_in_the_same_words(name, tiny, tmp_path, req
     assert list(summary.failed.values()) == ["timed out after 0.005 min"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [pytest.param("ray", marks=on_linux), pytest.param("slurm", marks=on_unix)])
 def test_a_node_that_does_not_see_the_folder_says_so(name, tmp_path, request):

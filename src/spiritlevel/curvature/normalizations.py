@@ -63,14 +63,8 @@ class _Normalization(Operation):
         scale = torch.rsqrt(self.variance + self.epsilon)
         return (scale if weight is None else scale * weight).view(-1, *[1] * (dims - 2))
 
-    def along(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        to_x: Tensor | None,
-        to_weight: Tensor | None,
-        to_bias: Tensor | None,
-    ) -> Tensor | None:
+    def along(self, x: Tensor, weight: Tensor | None, directions: Gradients) -> Tensor | None:
+        to_x, to_weight, to_bias = directions
         moved = None if to_x is None else to_x * self._scale(weight, x.dim())
         if to_weight is None and to_bias is None:
             return moved

@@ -29,15 +29,9 @@ class Operation(ABC):
     def backward(self, delta: Tensor, x: Tensor, weight: Tensor | None, wanted: Wanted) -> Gradients:
         """The gradients with respect to x, weight and bias, those that are wanted."""
 
-    def along(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        to_x: Tensor | None,
-        to_weight: Tensor | None,
-        to_bias: Tensor | None,
-    ) -> Tensor | None:
-        """The derivative of f along (to_x, to_weight, to_bias)."""
+    def along(self, x: Tensor, weight: Tensor | None, directions: Gradients) -> Tensor | None:
+        """The derivative of f along directions of x, weight and bias."""
+        to_x, to_weight, to_bias = directions
         if to_weight is None and to_x is None:
             assert weight is not None
             return None if to_bias is None else self.forward(x, torch.zeros_like(weight), to_bias)
@@ -116,7 +110,7 @@ class _Gradient(torch.autograd.Function):
         operation: Operation = ctx.operation
         at_delta = at_x = at_weight = None
         if ctx.needs_input_grad[0]:
-            at_delta = operation.along(x, weight, to_x, to_weight, to_bias)
+            at_delta = operation.along(x, weight, (to_x, to_weight, to_bias))
         if ctx.needs_input_grad[1] and to_weight is not None:
             at_x = operation.to_inputs(delta, x, to_weight)
         if ctx.needs_input_grad[2] and to_x is not None:
