@@ -35,6 +35,8 @@ def test_what_was_saved_before_loads_and_is_saved_the_same(name, tmp_path):
     LOADERS[name](FILES / f"{name}.json").save(tmp_path / "again.json", **options)
     text = (tmp_path / "again.json").read_text(encoding="utf-8")
     again, before = json.loads(text, parse_constant=pytest.fail), json.loads((FILES / f"{name}.json").read_text())
+    if name == "spectrum":  # the word means something else in a report, whose files have always had it
+        assert again.pop("exact") is False
     assert _without_what_came_later(again) == {key: e for key, e in before.items() if key != "statements"}
     assert ("\n" in text) == ("\n" in (FILES / f"{name}.json").read_text())
 

@@ -90,7 +90,7 @@ def extremes(
     """
     count = min(count, size)
     if is_worth(size, searches=1) and size <= most_products:
-        return _of_whole(products, like, size, count, tolerance)
+        return ends_of(whole(products, like, size), like, count, tolerance)
     most = max(2, min(most_products, fitting(like, size) - 2))
     search = process(_normal(like, size, generator), most)
     _advance(search, products, count, tolerance)
@@ -101,13 +101,12 @@ def extremes(
         _advance(search, products, count, tolerance, at_least=search.products + BESIDE)
         if _same_ends(before, search.ritz_values(), count, tolerance):
             break
-    nodes, _, residuals = search.quadrature()
-    return _extremes(nodes, residuals, like, count, tolerance)
+    return ends_of(Quadrature(*search.quadrature()), like, count, tolerance)
 
 
-def _extremes(
-    values: Tensor, residuals: Tensor, like: Tensor, count: int, tolerance: float
-) -> tuple[list[Extreme], list[Extreme]]:
+def ends_of(seen: Quadrature, like: Tensor, count: int, tolerance: float) -> tuple[list[Extreme], list[Extreme]]:
+    """The largest nodes, falling, and the smallest, rising, of products in the precision of `like`."""
+    values, residuals = seen.nodes, seen.residuals
     target, rounding = (part * float(values.abs().max()) for part in (tolerance, 4 * torch.finfo(like.dtype).eps))
     pairs = [
         Extreme(value, residual, residual <= target)
@@ -116,13 +115,12 @@ def _extremes(
     return pairs[::-1][:count], pairs[:count]
 
 
-def _of_whole(
-    products: Products, like: Tensor, size: int, count: int, tolerance: float
-) -> tuple[list[Extreme], list[Extreme]]:
-    """The same from the matrix itself, every copy of an eigenvalue included."""
+def whole(products: Products, like: Tensor, size: int) -> Quadrature:
+    """All eigenvalues, every copy of them included, of the matrix that products with all unit vectors make."""
     matrix = torch.stack(products(list(torch.eye(size).to(like))), dim=1).cpu().double()
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    return _extremes(values, ((matrix - matrix.mT) @ vectors / 2).norm(dim=0), like, count, tolerance)
+    residuals = ((matrix - matrix.mT) @ vectors / 2).norm(dim=0)
+    return Quadrature(values, torch.full_like(values, 1 / size), residuals)
 
 
 def _advance(search: Lanczos, products: Products, count: int, tolerance: float, at_least: int = 0) -> None:

@@ -25,8 +25,6 @@ from spiritlevel.show.tables import render, simple_table
 from spiritlevel.spectrum.spectrum import OPERATORS, Spectrum
 from spiritlevel.spectrum.spectrum import spectrum as compute_spectrum
 
-_ONCE = "an eigenvalue that occurs several times is listed once"
-
 
 def spectrum(
     source: Spectrum | nn.Module | Mapping[str, Spectrum | nn.Module],
@@ -74,10 +72,8 @@ def spectrum_section(source: Spectrum | Mapping[str, Spectrum]) -> Section:
         for end, pairs in (("largest", each.top), ("smallest", each.bottom))
         for value, residual in ((pair.value, pair.residual) for pair in pairs)
     )
-    text = (
-        "How the eigenvalues are spread, smoothed; the band is two standard errors wide on each side. At the ends, "
-        f"{_ONCE}."
-    )
+    band = "" if all(each.exact for each in spectra.values()) else "; the band is two standard errors wide on each side"
+    text = f"How the eigenvalues are spread, smoothed{band}."
     ends = ("Eigenvalues at the ends", Numbers(("model", "end", "eigenvalue", "residual"), rows))
     return Section("spectrum", "Spectrum", (text,), (spectrum(spectra),), (ends,))
 
@@ -149,11 +145,9 @@ def spectrum_table(found: Spectrum) -> RenderableType:
         table.add_row(*_end_cells(high), *_end_cells(low))
     trace, error = (found.size * part for part in found.moment(1))
     operator = OPERATORS.get(found.operator, f"the block of {plain_text(found.operator)}")
-    said = f"{found.size:,} eigenvalues of {operator}; their sum is {with_error(trace, error)}"
-    once = Text(_ONCE, style="dim")
-    return Group(
-        Text(said, style="bold"), Text(""), table, once, *(Text(f"• {plain_text(note)}") for note in found.notes)
-    )
+    total = f"{significant(trace, 5)}, exact" if found.exact else with_error(trace, error)
+    said = f"{found.size:,} eigenvalues of {operator}; their sum is {total}"
+    return Group(Text(said, style="bold"), Text(""), table, *(Text(f"• {plain_text(note)}") for note in found.notes))
 
 
 def _end_cells(end: Extreme | None) -> tuple[str, str]:

@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from spiritlevel.curvature.density import (
     Extreme,
     Quadrature,
+    ends_of,
     extremes,
     mean_and_error,
     moment,
     quadratures,
     smoothed,
+    whole,
 )
 from spiritlevel.curvature.hessian import HessianProducts
+from spiritlevel.curvature.krylov import BASIS_BUDGET
 from spiritlevel.curvature.operators import Block, Scaled, scaling
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.value import Cost
@@ -40,16 +43,17 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Spectrum(Saved, Shown):
-    """The eigenvalues of an operator as random probes see them.
+    """The eigenvalues of an operator as random probes see them, or all of them where they are few.
 
     Attributes:
         operator: "hessian", "riemannian", "nodewise", or the name of the weight whose block of H it is.
         size: The number of eigenvalues n.
-        probes: One quadrature for every probe.
+        probes: One quadrature for every probe; where `exact`, a single one with every eigenvalue.
         top, bottom: The largest eigenvalues, falling, and the smallest, rising, each with its residual.
         loss: L(θ).
         cost: What it took.
         notes: What a reader must know.
+        exact: Whether the matrix was written down, so that the density and its moments are those of all eigenvalues.
 
     >>> import tempfile
     >>> data = torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.zeros(2, 1)
@@ -76,17 +80,21 @@ class Spectrum(Saved, Shown):
     loss: float
     cost: Cost
     notes: tuple[str, ...] = ()
+    exact: bool = False
 
     def moment(self, order: int) -> tuple[float, float]:
         """(1/n) Σ_i λ_i^order with its standard error over probes: the trace over n for 1, ‖A‖_F²/n for 2."""
         found = torch.tensor([moment(probe, order) for probe in self.probes], dtype=torch.float64)
-        mean, error = mean_and_error(list(found))
+        mean, error = self._over_probes(list(found))
         return float(mean), float(error)
 
     def density(self, points: Tensor, width: float | None = None) -> tuple[Tensor, Tensor]:
         """The density at `points`, smoothed by a Gaussian of that width, and its standard error over probes."""
         smooth = self.width if width is None else width
-        return mean_and_error([smoothed(probe, points, smooth) for probe in self.probes])
+        return self._over_probes([smoothed(probe, points, smooth) for probe in self.probes])
+
+    def _over_probes(self, seen: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return (seen[0], torch.zeros_like(seen[0])) if self.exact else mean_and_error(seen)
 
     def points(self, count: int = 401) -> Tensor:
         """Evenly spaced points over the whole spectrum, with room for the smoothing: the density integrates to one."""
@@ -115,6 +123,7 @@ class Spectrum(Saved, Shown):
             loss=parts["loss"],
             cost=Cost(**parts["cost"]),
             notes=tuple(parts["notes"]),
+            exact=parts.get("exact", False),  # files of earlier versions have none
         )
 
 
@@ -143,7 +152,8 @@ def spectrum(
         operator: "hessian" for H, "riemannian" for DHD (unchanged by rescaling layers), "nodewise" for |θ|H|θ|
             (unchanged by rescaling neurons too), or a weight's name for its diagonal block of H.
         probes: Random vectors; the error band is over them, so at least 2.
-        steps: Products for each: the quadrature gives 2·steps moments of its probe exactly.
+        steps: Products for each: the quadrature gives 2·steps moments of its probe exactly. An operator of no more than
+            probes·steps eigenvalues is written down as a matrix instead, which costs no more products and is `exact`.
         ends: How many eigenvalues to find at each end.
         tolerance: The residual asked of them, relative to the largest magnitude.
         most_products: Where the search for them gives up.
@@ -189,15 +199,20 @@ def _spectrum(
     products = _operator(hessian, operator)
     size = products.size
     like, generator = problem.parameters_like(), torch.Generator().manual_seed(seed)
-    found = quadratures(products, like, size, probes=probes, steps=steps, generator=generator)
-    said[0] = "largest and smallest eigenvalues"
-    top, bottom = extremes(
-        products, like, size, count=ends, tolerance=tolerance, most_products=most_products, generator=generator
-    )
+    exact = size <= probes * steps and size * size * like.element_size() <= BASIS_BUDGET
+    if exact:
+        found = [whole(products, like, size)]
+        top, bottom = ends_of(found[0], like, ends, tolerance)
+    else:
+        found = quadratures(products, like, size, probes=probes, steps=steps, generator=generator)
+        said[0] = "largest and smallest eigenvalues"
+        top, bottom = extremes(
+            products, like, size, count=ends, tolerance=tolerance, most_products=most_products, generator=generator
+        )
     value = hessian.loss if hessian.loss is not None else problem.loss()
     cost = Cost(problem.work.passes, problem.work.products, problem.work.gradients, time.perf_counter() - started, 0)
-    notes = (*problem.notes, *hessian.notes, *_shortened(found, steps, size))
-    return Spectrum(operator, size, tuple(found), tuple(top), tuple(bottom), value, cost, notes)
+    notes = (*problem.notes, *hessian.notes, *([] if exact else _shortened(found, steps, size)))
+    return Spectrum(operator, size, tuple(found), tuple(top), tuple(bottom), value, cost, notes, exact)
 
 
 def _operator(hessian: HessianProducts, operator: str) -> Scaled | Block:
