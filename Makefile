@@ -47,10 +47,10 @@ test: setup
 	PYTHONDONTWRITEBYTECODE= SPIRITLEVEL_COVERAGE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not long"; tests=$$?; \
 	wait $$types; types=$$?; cat out/mypy.txt; exit $$((tests + types))
 
-# What `make test` leaves out: the benchmark on a tiny network, studies on Ray and Slurm, models in shards, whether errors hold in hundreds
-# of repetitions. CI runs both.
+# What `make test` leaves out: the benchmark on a tiny network, several processes, studies on Ray and Slurm, peaks of memory, whether errors
+# hold in hundreds of repetitions, the accessibility of further pages. CI runs both.
 test-long: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m long
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m long
 
 # Thousands of random inputs against definitions; the figures go to out/fuzz.json and docs/reliability.md.
 fuzz: setup

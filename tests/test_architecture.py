@@ -338,6 +338,7 @@ for name in ("SIGKILL", "SIGHUP", "SIGALRM", "SIGUSR1"):
 """
 
 
+@pytest.mark.long
 def test_without_what_only_unix_has_everything_imports_measures_and_takes_locks():
     optional = (
         "study.engines.ray",

@@ -196,7 +196,7 @@ def _peak(samples):
     return max(itertools.accumulate(changes))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_peak_of_a_sweep_does_not_grow_with_the_data():
     few = _peak(4_000)
     assert few < 7 << 20

@@ -60,7 +60,7 @@ def test_ctrl_c_leaves_the_model_as_it_was(subject: Subject, fraction: float, pa
     assert not said.startswith("changed"), said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_measurement_that_is_ended_keeps_what_is_finished(tmp_path: Path) -> None:
     undisturbed = kills.undisturbed_measurement(tmp_path)
     assert kills.kill_measurement(tmp_path, "ended", signal.SIGTERM, 1.0, undisturbed) == "survived"

@@ -127,7 +127,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts kilobytes on Linux only")
 def test_memory_does_not_grow_with_the_data():
     """60,000 samples through 1,660 units: all that is kept between products, under 1.8 GB in the whole process."""

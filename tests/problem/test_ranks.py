@@ -50,7 +50,7 @@ def seen(ended) -> dict[str, list[dict]]:
     return ended[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_give_the_numbers_of_one(seen) -> None:
     both = seen["same"]
     assert both[0] == both[1]
@@ -58,7 +58,7 @@ def test_two_processes_give_the_numbers_of_one(seen) -> None:
         assert both[0][name] == pytest.approx(value, rel=1e-10, abs=1e-14), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_statistics_of_large_parameters_are_divided_and_read_whole(seen) -> None:
     first, second = ({**each} for each in seen["divided"])
     sizes, others = ([each.pop("kept"), each.pop("added")] for each in (first, second))
@@ -68,7 +68,7 @@ def test_statistics_of_large_parameters_are_divided_and_read_whole(seen) -> None
         assert (during["0.weight"], during["2.weight"]) == (15, 10)  # of 30 and 20 entries of the other network
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_running_sums_take_what_each_process_has_to_give(seen) -> None:
     parts = seen["given"]
     assert [each["divides"] for each in parts] == [[True, True, False]] * 2
@@ -82,13 +82,13 @@ def test_running_sums_take_what_each_process_has_to_give(seen) -> None:
     assert [each["c"] for each in parts] == [[1.0] * 3] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_batches_may_be_smaller_than_there_are_processes(seen) -> None:
     first, second = seen["one_by_one"]
     assert first == second == pytest.approx(one_by_one(), rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failure_reaches_every_process(seen) -> None:
     first, second = seen["failing"]
     assert first["type"] == "ProcessFailed"
@@ -96,7 +96,7 @@ def test_a_failure_reaches_every_process(seen) -> None:
     assert second == {"type": "ValueError", "error": "the disk is on fire"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_dies_ends_the_others(ended) -> None:
     found, codes = ended
     first, second = found["dying"]
@@ -106,7 +106,7 @@ def test_a_process_that_dies_ends_the_others(ended) -> None:
     assert "another process of this measurement has ended" in first["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_must_agree_on_model_and_data(seen) -> None:
     found = seen["differing"]
     for each in found:

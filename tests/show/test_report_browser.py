@@ -219,7 +219,12 @@ def test_paper_shows_the_numbers(browser: Any, pages: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "width", "scheme"),
-    [("demo", 375, "light"), ("demo", 1280, "dark"), ("hostile", 375, "dark"), ("fragment", 1280, "light")],
+    [
+        ("demo", 375, "light"),
+        pytest.param("demo", 1280, "dark", marks=pytest.mark.long),
+        pytest.param("hostile", 375, "dark", marks=pytest.mark.long),
+        ("fragment", 1280, "light"),
+    ],
 )
 def test_axe_finds_nothing(browser: Any, pages: dict[str, str], name: str, width: int, scheme: str) -> None:
     visit(browser, pages[name], width, scheme)

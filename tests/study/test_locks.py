@@ -130,6 +130,7 @@ def test_the_system_is_found_by_what_can_be_imported(monkeypatch):
             assert type(locks.find_locks()) is kind
 
 
+@pytest.mark.long
 def test_a_study_runs_where_fcntl_is_missing(tiny, tmp_path):
     code = f"""
         import torch, numpy, scipy.optimize, rich.progress  # theirs, not ours: they may use what they find

@@ -315,6 +315,7 @@ def test_in_a_browser_it_is_quiet_and_fits(browser: Any, folders: dict[str, Path
     assert requests(browser) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "width", "scheme"),
     [("petzka-mnist", 375, "light"), ("rangamani-mnist", 1280, "dark"), ("dinh-attack", 1280, "light")],

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.edge_of_stability import ADAM, DESCENT, followed
 
 
+@pytest.mark.long
 def test_gradient_descent_settles_at_two_over_its_learning_rate() -> None:
     start = followed(DESCENT, 0.06, 1, degree=3, every=1)[0][DESCENT]
     plateau = followed(DESCENT, 0.06, 1751, degree=3, every=250, first=1000)
@@ -16,6 +17,7 @@ def test_gradient_descent_settles_at_two_over_its_learning_rate() -> None:
     assert all(abs(value / line - 1) < 0.1 for value in values)
 
 
+@pytest.mark.long
 def test_adam_settles_at_38_over_its_learning_rate() -> None:
     start = followed(ADAM, 1e-3, 100, degree=4, every=1, first=99)[0][ADAM]
     plateau = followed(ADAM, 1e-3, 2201, degree=4, every=200, first=1400)
