@@ -1,6 +1,7 @@
 """Groups of invertible matrices, rotations and shifts: found, counted by singular values, applied and undone."""
 
 import copy
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -209,3 +210,43 @@ def test_wrong_use_is_refused_in_words() -> None:
         sl.SpiritLevelError, match=r"(is too strong to be undone|would overflow in float64); use a smaller"
     ):
         huge.apply(model)
+
+
+class Normalized(nn.Module):
+    """Divided by their length, hidden layers may be turned and stretched, but not mixed freely."""
+
+    def __init__(self, held_back: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.held_back = nn.Linear(3, 4), nn.Linear(4, 2), held_back
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h / self.held_back(h))
+
+
+@torch.no_grad()
+def unrecorded(h: Tensor) -> Tensor:
+    return h.norm(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "held_back",
+    [
+        lambda h: h.norm(dim=-1, keepdim=True),
+        lambda h: h.norm(dim=-1, keepdim=True).detach(),
+        lambda h: h.detach().norm(dim=-1, keepdim=True),
+        lambda h: h.data.norm(dim=-1, keepdim=True),
+        unrecorded,
+    ],
+    ids=["recorded", "detached", "of detached", "of data", "without gradients"],
+)
+def test_what_is_held_back_from_autograd_is_part_of_the_function_all_the_same(held_back) -> None:
+    model, x = randomized(Normalized(held_back)).double(), torch.randn(9, 3, dtype=torch.float64)
+    symmetries = find_symmetries(model, x)
+    assert {kind: total(symmetries, kind) for kind in ("rescaling", "rotation", "linear")} == {
+        "rescaling": 1,
+        "rotation": 6,
+        "linear": 0,
+    }
+    for seed in range(3):
+        assert relative_change(model(x), symmetries.sample(0.5, seed).apply(model)(x)) < 1e-10

@@ -9,7 +9,7 @@ what a frame moves, because `linear_trace.py` stops at every cut.
 
 import copy
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from torch import Tensor, nn
 
+from spiritlevel.network.modes import Mode
 from spiritlevel.network.rewrites import PlainDerivatives
 from spiritlevel.problem.quiet import undisturbed
 from spiritlevel.symmetry.frames import Frame, Member, in_pairs
@@ -70,7 +71,7 @@ def _gradient(
             if parameter.numel() <= ALWAYS_MOVED or bool(parameter.amax() == parameter.amin()):
                 parameter.copy_(_jittered(parameter, noise))
             parameter.requires_grad_()
-    with undisturbed(moved), torch.enable_grad(), PlainDerivatives(), warnings.catch_warnings():
+    with undisturbed(moved), torch.enable_grad(), PlainDerivatives(), _Attached(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         out = moved(*_as(dtype, args), **_as(dtype, kwargs))
         parts = [t for t in tensors_in(out) if t.is_floating_point() and t.requires_grad]
@@ -84,6 +85,19 @@ def _gradient(
         name: torch.zeros_like(state[name]) if g is None else g.cpu() for name, g in zip(named, found, strict=True)
     }
     return Witness(state, gradient, TOLERANCES[dtype])
+
+
+class _Attached(Mode):
+    """While a network runs, nothing is held back from autograd: a symmetry is one of the function, not of what its training saw."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch.enable_grad():
+            return args[0].view_as(args[0]) if function in _HOLDING_BACK else function(*args, **(kwargs or {}))
+
+
+_HOLDING_BACK = (torch.detach, Tensor.detach, Tensor.detach_, Tensor.data.__get__)  # type: ignore[attr-defined]
 
 
 def _jittered(parameter: Tensor, noise: Tensor) -> Tensor:
