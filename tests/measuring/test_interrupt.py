@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import types
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from spiritlevel import cli
 from spiritlevel.curvature import hessian, statistics
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring import run
+from spiritlevel.network.modes import saved_tensor_hooks
 from spiritlevel.problem.quiet import undisturbed
 from spiritlevel.subjects.checkpoint import save_checkpoint
 from spiritlevel.subjects.networks import build_model
@@ -191,6 +193,22 @@ def test_overlapping_runs_leave_torch_as_it_was() -> None:
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["none", "the caller's"])
+def test_hooks_on_saved_tensors_that_an_interruption_left_are_removed(own: bool) -> None:
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, keep) if own else nullcontext():
+        before = saved_tensor_hooks()
+        with suppress(KeyboardInterrupt), undisturbed(nn.Linear(2, 2)):
+            for _ in range(2):
+                torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t).__enter__()
+            raise KeyboardInterrupt
+        assert saved_tensor_hooks() == before
+        assert (before is not None) == own
+    torch.func.grad(torch.sum)(torch.ones(2))
+
+
 # The alarm may fall into a callback of the garbage collector, such as hypothesis has, where Python ignores it with a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_time_leaves_the_model_as_it_was(subject) -> None:
@@ -214,6 +232,7 @@ def test_ctrl_c_at_any_time_leaves_the_model_as_it_was(subject) -> None:
             assert all(a is b for a, b in zip(model.parameters(), held, strict=True))
             assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
             assert all(module.training for module in model.modules())
+            assert saved_tensor_hooks() is None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

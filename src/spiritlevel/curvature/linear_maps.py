@@ -22,7 +22,7 @@ FEWEST = 1 << 21
 def mapped(args: tuple[Any, ...], kwargs: dict[str, Any], asked: Asked) -> Tensor | None:
     """`F.linear` of these arguments; None where it is left to torch."""
     x, weight, bias = bound_arguments(_ARGUMENTS, args, kwargs)
-    few = x.numel() * weight.numel() < FEWEST * weight.shape[-1]
+    few = x.shape[:-1].numel() * weight.numel() < FEWEST
     if (
         few
         or weight.dim() != 2
@@ -41,9 +41,10 @@ class _Dense(Operation):
 
     def backward(self, delta: Tensor, x: Tensor, weight: Tensor | None, wanted: Wanted) -> Gradients:
         assert weight is not None
-        flat = delta.reshape(-1, delta.shape[-1])
+        rows = delta.shape[:-1].numel()  # told: of nothing, -1 could be any number
+        flat = delta.reshape(rows, delta.shape[-1])
         at_x = delta @ weight if wanted[0] else None
-        at_weight = flat.mT @ x.reshape(-1, x.shape[-1]) if wanted[1] else None
+        at_weight = flat.mT @ x.reshape(rows, x.shape[-1]) if wanted[1] else None
         return at_x, at_weight, flat.sum(0) if wanted[2] else None
 
 

@@ -19,6 +19,19 @@ def drop_above(before: int) -> None:
         _C._pop_torch_function_stack()
 
 
+def saved_tensor_hooks() -> Any:
+    """What packs and unpacks the tensors that autograd saves, or None."""
+    return _C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def drop_hooks_above(before: Any) -> None:
+    """Remove hooks on saved tensors until those are left that were there before: left behind, they make torch.func refuse to work."""
+    while (top := saved_tensor_hooks()) is not None:
+        if before is not None and all(own is other for own, other in zip(top, before, strict=True)):
+            return
+        _C._autograd._pop_saved_tensors_default_hooks()
+
+
 def is_transformed() -> bool:
     """Whether the network is inside a transform of its own, torch.func.grad or vmap: its tensors are wrapped then."""
     return _C._functorch.peek_interpreter_stack() is not None

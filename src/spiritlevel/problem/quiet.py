@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
-from spiritlevel.network.modes import depth, drop_above
+from spiritlevel.network.modes import depth, drop_above, drop_hooks_above, saved_tensor_hooks
 
 # How long threads wait for one another to begin or end, in seconds: Ctrl-C may have left their lock taken.
 PATIENCE = 1.0
@@ -169,7 +169,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     The fused attention kernels and the fast path of transformers have no second derivative; autocast, which a caller may
     still have on from training or use in the network, would round every activation.
     """
-    before, modes = _State(model), depth()
+    before, modes, hooks = _State(model), depth(), saved_tensor_hooks()
     try:
         try:
             _SHARED.add(before)
@@ -185,6 +185,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 yield
         finally:
             drop_above(modes)
+            drop_hooks_above(hooks)
             before.put_back()
     finally:
         before.put_back()  # an interruption may have cut the first short
