@@ -22,6 +22,7 @@ from spiritlevel.subjects.networks import list_models
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+LONG_PAGES = ("studies.md", "guarantees.md")  # their blocks train networks: `make test-long`
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SLOW_COMMANDS = ("demo",)  # a test of their own runs them at a smaller size
 
@@ -111,7 +112,11 @@ def generated(text: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.long] * (page.name in LONG_PAGES)) for page in PAGES],
+    ids=lambda page: page.name,
+)
 def test_blocks_run(page: Path, tmp_path, monkeypatch) -> None:
     """Python and shell blocks of a page in order, one namespace, in an empty folder."""
     monkeypatch.chdir(tmp_path)

@@ -40,6 +40,7 @@ def trained(folder: Any, callback: Any, **options: Any) -> tuple[Any, Any]:
     return model, trainer
 
 
+@pytest.mark.long
 def test_a_training_with_the_callback_is_the_training_without(tmp_path) -> None:
     options = {"gradient_accumulation_steps": 2}
     names = ["riemannian_nodewise_spectral_norm", "preconditioned_largest_eigenvalue", "critical_sharpness"]

@@ -57,6 +57,7 @@ def test_tensorboard(tmp_path) -> None:
     assert loggers.TensorBoardLogger(writer).writer is writer
 
 
+@pytest.mark.long
 def test_weights_and_biases_offline(tmp_path) -> None:
     wandb = pytest.importorskip("wandb")
     settings = wandb.Settings(silent=True, console="off", x_disable_stats=True)

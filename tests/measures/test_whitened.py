@@ -174,6 +174,7 @@ def test_the_witness_raises_the_loss_as_the_eigenvalue_says():
 # --- what it survives ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [changed_heads, turned_stream, rescaled])
 def test_no_symmetry_of_a_transformer_moves_whitened_flatness(change, only_probes):
     """Not even where it is estimated: probes turn with the network."""

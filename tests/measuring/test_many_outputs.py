@@ -30,6 +30,7 @@ def test_cheap_columns_are_all_taken() -> None:
     assert report["hessian_trace"].value == pytest.approx(float(hessian.trace()), rel=1e-9)
 
 
+@pytest.mark.long
 def test_dear_columns_are_drawn_and_the_report_says_so(monkeypatch) -> None:
     model, data = wide()
     exact = sl.measure(model, data, measures=NAMES)

@@ -108,6 +108,7 @@ def test_as_many_samples_as_there_are_leave_no_sampling_error(subject) -> None:
     assert "covers all 400 samples" in report.notes[-1]
 
 
+@pytest.mark.long
 def test_loaders_and_whole_batches_are_sampled_too(subject) -> None:
     model, (x, y) = subject
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32)

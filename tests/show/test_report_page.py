@@ -211,6 +211,7 @@ def test_a_report_without_records_layers_or_neurons_still_has_a_page() -> None:
     assert 'id="cite"' not in html
 
 
+@pytest.mark.long
 def test_a_deep_and_wide_network_stays_under_two_megabytes() -> None:
     layers = {f"blocks.{i}.attention.projection.weight": 1.0 + i for i in range(200)}
     neurons = {name: torch.rand(1000, generator=torch.Generator().manual_seed(1)) for name in layers}

@@ -217,7 +217,7 @@ def test_two_runs_see_each_other(tiny, memory, tmp_path):
         assert not folder.is_at_work()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_take_urls(tiny, tmp_path, capsys, monkeypatch):
     """Through the local engine: processes that bring their cells, and send what they find."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -261,7 +261,7 @@ def test_excluded_networks_are_counted(tiny, tmp_path):
     assert summarize(StudyFolder(tmp_path / "out")) == summary
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_was_killed_goes_on_where_it_was(tiny, tmp_path):
     out = tmp_path / "out"
     settings = [ALONE, "training.epochs=40"]

@@ -113,6 +113,7 @@ def images(start: str) -> CellConfig:
     return cell("lenet5", start=start, data="random:120,1x8x8,3,0", **EARLY, **{**ADAM, "learning_rate": 0.003})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cells",
     [

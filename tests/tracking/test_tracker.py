@@ -91,6 +91,7 @@ def test_modes_and_gradients_stay(training) -> None:
 # --- the right numbers -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 def test_tracked_values_are_those_of_a_cold_measurement(activation) -> None:
     """At least 95 % within their printed errors; warm starts are why this may fail."""

@@ -101,6 +101,7 @@ def test_vision_transformer():
 # --- recurrence ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_networks_of_two_layers_in_both_directions(kind):
     report = check_classifier(

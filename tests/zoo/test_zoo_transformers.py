@@ -83,6 +83,7 @@ def mean_over_tokens(shift):
     return mean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_gpt2_by_scored_tokens(attention):
     report = zoo.check(gpt2(attention), batches(), causal_loss, mean_over_tokens(1), exact=False)
@@ -92,6 +93,7 @@ def test_gpt2_by_scored_tokens(attention):
     assert "lm_head.weight" not in report.problem["layers"]  # tied: counted once
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_bert_whose_padding_row_is_also_an_output(attention):
     model = bert(attention)
@@ -234,7 +236,7 @@ def test_the_loss_must_be_the_models_own():
     assert report.loss == pytest.approx(float(tags.eval()(**labels[0]).loss.detach()))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_call_takes_dicts_with_labels():
     model, data = classifier(), torch.utils.data.DataLoader(Sentences(), batch_size=3)
     found = sl.audit(model, data, measures=["hessian_spectral_norm"], kinds=["output scale"], strengths=[0.5])
