@@ -262,6 +262,21 @@ def test_the_words_say_what_the_ends_leave_open():
     assert "The one eigenvalue of the hessian is 0.3333" in spectrum_page(replace(found, size=1))
 
 
+@pytest.mark.parametrize("steps", [60, 2], ids=["written down", "probed"])
+def test_a_curvature_that_is_not_finite_is_refused(steps):
+    class Bent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4, bias=False), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.last(self.first(x).abs() ** 1.5)  # no second derivative at zero
+
+    x = torch.cat([torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 4)]).double()
+    with pytest.raises(FloatingPointError, match="a curvature product contains NaN or infinity"):
+        sl.spectrum(Bent().double(), (x, torch.zeros(7, dtype=torch.long)), steps=steps, probes=2)
+
+
 def test_every_copy_of_an_eigenvalue_is_found(by_probes):
     """H of a linear map under squared error has every eigenvalue once for each output."""
     torch.manual_seed(0)

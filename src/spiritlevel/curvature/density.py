@@ -16,7 +16,9 @@ from torch import Tensor
 from spiritlevel.curvature.estimate import few_groups_factor
 from spiritlevel.curvature.krylov import BASIS_BUDGET
 from spiritlevel.curvature.lanczos import Care, Lanczos
+from spiritlevel.curvature.vectors import refuse_nonfinite
 from spiritlevel.curvature.whole import is_worth
+from spiritlevel.problem.shards import WHOLE
 
 Products = Callable[[list[Tensor]], list[Tensor]]
 
@@ -117,7 +119,10 @@ def ends_of(seen: Quadrature, like: Tensor, count: int, tolerance: float) -> tup
 
 def whole(products: Products, like: Tensor, size: int) -> Quadrature:
     """All eigenvalues, every copy of them included, of the matrix that products with all unit vectors make."""
-    matrix = torch.stack(products(list(torch.eye(size).to(like))), dim=1).cpu().double()
+    images = products(list(torch.eye(size).to(like)))
+    for image in images:
+        refuse_nonfinite(image, WHOLE)
+    matrix = torch.stack(images, dim=1).cpu().double()
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     residuals = ((matrix - matrix.mT) @ vectors / 2).norm(dim=0)
     return Quadrature(values, torch.full_like(values, 1 / size), residuals)

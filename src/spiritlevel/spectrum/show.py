@@ -146,7 +146,11 @@ def spectrum_table(found: Spectrum) -> RenderableType:
     trace, error = (found.size * part for part in found.moment(1))
     operator = OPERATORS.get(found.operator, f"the block of {plain_text(found.operator)}")
     total = f"{significant(trace, 5)}, exact" if found.exact else with_error(trace, error)
-    said = f"{found.size:,} eigenvalues of {operator}; their sum is {total}"
+    said = (
+        f"{found.size:,} eigenvalues of {operator}; their sum is {total}"
+        if found.size > 1
+        else f"one eigenvalue of {operator}"
+    )
     return Group(Text(said, style="bold"), Text(""), table, *(Text(f"• {plain_text(note)}") for note in found.notes))
 
 
