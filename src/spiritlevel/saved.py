@@ -172,6 +172,11 @@ def _flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def user_cache() -> Path:
+    """Where to keep what can be made again: a folder in the user's cache, which nodes of a cluster often share."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spiritlevel"
+
+
 def sha256_of(path: Path) -> str:
     """The sha256 of a file's content."""
     with path.open("rb") as stream:

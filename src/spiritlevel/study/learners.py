@@ -1,13 +1,11 @@
 """One step of training, for a single network or for several of one kind as one.
 
 Several seeds of a cell can be trained as one vectorized network (`torch.func.stack_module_state`, `vmap`), which is
-faster where a step is so small that its time is overhead. Several LeNets that see the same batches, because they differ in their
-starting weights only, share their images too: one convolution has the channels of all of them.
+faster where a step is so small that its time is overhead. LeNets have a learner of their own (`lenets`).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,7 +16,6 @@ from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.settings import TrainingSection
-from spiritlevel.subjects.networks.convolutional import LeNet
 
 # Channels of a convolution up to which it gains from kernels with channels last.
 THIN = 32
@@ -105,7 +102,7 @@ class Alone:
     def __init__(self, run: Learned, training: TrainingSection) -> None:
         self.run = run
         learned = [parameter for parameter in run.model.parameters() if parameter.requires_grad]
-        weights, self.gradient = _in_one_vector(learned, thin=_has_thin_convolutions(run.model))
+        weights, self.gradient = in_one_vector(learned, thin=_has_thin_convolutions(run.model))
         self.optimizer = Optimizer(weights, training)
         self.images = run.x.new_empty(min(training.batch_size, len(run.x)), *run.x.shape[1:])
 
@@ -126,7 +123,7 @@ class Alone:
         raise AssertionError("a single network is kept or its training ends")
 
 
-def _in_one_vector(parameters: Sequence[Tensor], *, thin: bool) -> tuple[Tensor, Tensor]:
+def in_one_vector(parameters: Sequence[Tensor], *, thin: bool) -> tuple[Tensor, Tensor]:
     """Let parameters, and their gradients, be views of one vector each; kernels channels last if they are `thin`."""
     sizes = [parameter.numel() for parameter in parameters]
     weights = torch.empty(sum(sizes))
@@ -151,80 +148,6 @@ def _shaped(part: Tensor, shape: torch.Size, channels_last: bool) -> Tensor:
         return part.view(shape)
     outputs, inputs, height, width = shape
     return part.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
-
-
-class SameBatches:
-    """Several LeNets on the same batches as one: their kernels side by side, their dense layers as one batched product.
-
-    Every tensor holds the networks one after the other along its first axis, and the modules of the runs see their part of it.
-    Measured for four networks on CIFAR-10, beside one by one: 2.5 times as fast with batches of 4, 1.9 with 32, 1.5 with 64 and 128,
-    0.8 with 512.
-    """
-
-    def __init__(self, runs: Sequence[Learned], training: TrainingSection) -> None:
-        self.runs, self.training = list(runs), training
-        self._join()
-        self.optimizer = Optimizer(self.weights, training)
-        self.images = runs[0].x.new_empty(min(training.batch_size, len(runs[0].x)), *runs[0].x.shape[1:])
-
-    def _join(self) -> None:
-        """Make one tensor of every parameter of the runs, and let the modules of the runs see their part of it."""
-        of_all = list(zip(*(run.model.parameters() for run in self.runs), strict=True))
-        convolutions, dense = of_all[:4], of_all[4:]
-        self.leaves = [torch.cat([each.detach() for each in parameters]) for parameters in convolutions]
-        self.leaves += [torch.stack([_as_matrix(each.detach()) for each in parameters]) for parameters in dense]
-        self.weights, self.gradient = _in_one_vector(self.leaves, thin=True)
-        for parameters, leaf in zip(of_all, self.leaves, strict=True):
-            leaf.requires_grad_()
-            parts = torch.chunk(leaf.detach(), len(self.runs))
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.data = part.view(parameter.shape)
-        self.labels = torch.stack([run.y for run in self.runs])
-
-    def set_learning_rate(self, rate: float) -> None:
-        self.optimizer.rate = rate
-
-    def step(self, batch: Tensor) -> Tensor:
-        chosen = batch[0]
-        self.gradient.zero_()
-        x = torch.index_select(self.runs[0].x, 0, chosen, out=self.images[: len(chosen)])
-        outputs, labels = self._outputs(x), self.labels[:, chosen]
-        losses = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels).mean(1)
-        torch.autograd.backward(losses.sum())
-        self.optimizer.step(self.gradient)
-        return losses.detach()
-
-    def _outputs(self, x: Tensor) -> Tensor:
-        """The outputs of every network, (networks, samples, classes): what `LeNet.forward` computes of each."""
-        model, count = self.runs[0].model, len(self.runs)
-        assert isinstance(model, LeNet)
-        first, first_bias, second, second_bias, *dense = self.leaves
-        x = F.conv2d(x, first, first_bias, padding=model.conv1.padding)
-        x = F.relu(F.max_pool2d(x, 2))
-        x = F.conv2d(x, second, second_bias, padding=model.conv2.padding, groups=count)
-        x = F.relu(F.max_pool2d(x, 2)).reshape(len(x), count, -1).transpose(0, 1)
-        for weight, bias in zip(dense[:-2:2], dense[1:-2:2], strict=True):
-            x = F.relu(torch.baddbmm(bias, x, weight.mT))
-        return torch.baddbmm(dense[-1], x, dense[-2].mT)
-
-    def keep(self, positions: list[int]) -> None:
-        kept = [torch.arange(leaf.numel()).view(len(self.runs), -1)[positions].flatten() for leaf in self.leaves]
-        starts = itertools.accumulate([leaf.numel() for leaf in self.leaves], initial=0)
-        entries = torch.cat([each + start for each, start in zip(kept, starts, strict=False)])
-        for position, run in enumerate(self.runs):
-            if position not in positions:  # its weights must outlive those of the others
-                for parameter in run.model.parameters():
-                    parameter.data = parameter.data.clone()
-        self.runs = [self.runs[position] for position in positions]
-        self._join()
-        optimizer = self.optimizer.kept(entries)
-        optimizer.weights = self.weights
-        self.optimizer = optimizer
-
-
-def _as_matrix(parameter: Tensor) -> Tensor:
-    """A weight as it is, a bias as one row: what a batched product takes."""
-    return parameter if parameter.dim() == 2 else parameter.unsqueeze(0)
 
 
 class Together:

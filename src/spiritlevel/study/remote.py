@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.saved import user_cache
 from spiritlevel.study.live import FRESH, LAST_BEAT, bring_sign
 from spiritlevel.study.locks import is_held
 from spiritlevel.study.mirror import Mirror
@@ -167,9 +168,8 @@ def _needed(files: set[str], wanted: frozenset[str]) -> set[str]:
 
 
 def default_work_folder(url: str) -> Path:
-    """Where a run keeps its copy of a study behind a URL: in the user's cache, which nodes of a cluster often share."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "spiritlevel" / "studies" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    """Where a run keeps its copy of a study behind a URL."""
+    return user_cache() / "studies" / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def _clear(copies: Iterable[Path]) -> None:

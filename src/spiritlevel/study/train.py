@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from spiritlevel.study.along import Kept, Mark, Scores, Watch, kept_at, kept_from_dict, kept_to_dict
 from spiritlevel.study.evaluation import Evaluation, gradient_norm
-from spiritlevel.study.learners import Alone, Learner, SameBatches, Together
+from spiritlevel.study.learners import Alone, Learner, Together
+from spiritlevel.study.lenets import LeNets, is_lenet
+from spiritlevel.study.pooled import how
 from spiritlevel.study.samples import Samples, noisy_labels, seed_for
 from spiritlevel.study.settings import CellConfig, TrainingSection
 from spiritlevel.study.trail import Place, Trail, first_crossing
 from spiritlevel.study.unfinished import Unfinished
 from spiritlevel.subjects.data import Dataset
 from spiritlevel.subjects.networks import build_model, is_own_model
-from spiritlevel.subjects.networks.convolutional import LeNet
 from spiritlevel.subjects.networks.dense import FullyConnected
 
 # Measured: six to sixteen fully connected networks gain from training together while weights × batch size is below this.
@@ -96,11 +97,14 @@ def ensemble_size(config: CellConfig, model: nn.Module, seeds: int) -> int:
 def shares_batches(config: CellConfig, model: nn.Module) -> bool:
     """Whether networks of other starting weights are trained with this one, on the same batches, because that is faster.
 
-    Only of the built-in LeNet it is known what it computes.
+    Only of the built-in LeNets it is known what they compute.
     """
     small = config.training.batch_size <= LARGEST_SHARED_BATCH
-    known = type(model) is LeNet and not is_own_model(config.model.name)
-    return known and small and config.training.ensemble is None
+    return small and _is_known_lenet(config, model) and config.training.ensemble is None
+
+
+def _is_known_lenet(config: CellConfig, model: nn.Module) -> bool:
+    return is_lenet(model) and not is_own_model(config.model.name)
 
 
 # Told after an epoch that is evaluated: which, and the train losses of those still in training, by position.
@@ -151,7 +155,7 @@ class _Course:
         self.learner = _learner(configs, self.runs)
         self.going = list(range(len(self.runs)))
         self.epoch = 0
-        self.computed_with = [_computing()]
+        self.computed_with = [_computing(self.learner)]
 
     def train_epoch(self, after_epoch: AfterEpoch | None) -> None:
         """One more epoch; networks that have arrived, or may not go on, end with it."""
@@ -199,17 +203,18 @@ class _Course:
         torch.set_rng_state(state["drawing"])
 
 
-def _computing() -> str:
+def _computing(learner: Learner) -> str:
     """What the last places of a training depend on besides its settings."""
-    return f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    plain = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{plain}, convolutions {how()}" if isinstance(learner, LeNets) else plain
 
 
 def _learner(configs: Sequence[CellConfig], runs: Sequence[_Run]) -> Learner:
     training = configs[0].training
-    if len(runs) == 1:
-        return Alone(runs[0], training)
-    same = len({config.seed for config in configs}) == 1
-    return SameBatches(runs, training) if same else Together(runs, training)
+    same_batches = len({config.seed for config in configs}) == 1
+    if same_batches and _is_known_lenet(configs[0], runs[0].model):
+        return LeNets(runs, training)
+    return Alone(runs[0], training) if len(runs) == 1 else Together(runs, training)
 
 
 def _learning_rate(training: TrainingSection, epoch: int) -> float:

@@ -1,0 +1,146 @@
+"""One step of training for LeNets, one or several on the same batches, with the derivatives written out.
+
+Networks that see the same batches, because they differ in their starting weights only, share their images: the first convolution
+has the outputs of all of them, and dense layers are batched products. Gradients are written where the optimizer reads them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spiritlevel.study.learners import Learned, Optimizer, in_one_vector
+from spiritlevel.study.pooled import gather, pooled_convolution, roomy
+from spiritlevel.study.settings import TrainingSection
+from spiritlevel.subjects.networks.convolutional import CaffeLeNet, LeNet
+
+
+def is_lenet(model: nn.Module) -> bool:
+    """Whether it is known what the network computes: of subclasses it is not."""
+    return type(model) in (LeNet, CaffeLeNet)
+
+
+class LeNets:
+    """LeNets on the same batches as one.
+
+    Every tensor holds the networks one after the other along its first axis, and the modules of the runs see their part of it.
+    """
+
+    def __init__(self, runs: Sequence[Learned], training: TrainingSection) -> None:
+        self.runs = list(runs)
+        self._join()
+        self.optimizer = Optimizer(self.weights, training)
+
+    def _join(self) -> None:
+        """Make one tensor of every parameter of the runs, and let the modules of the runs see their part of it."""
+        model, images, count = self.runs[0].model, self.runs[0].x, len(self.runs)
+        assert isinstance(model, LeNet | CaffeLeNet)
+        of_all = list(zip(*(run.model.parameters() for run in self.runs), strict=True))
+        convolutions, dense = of_all[:4], of_all[4:]
+        self.leaves = [torch.cat([each.detach() for each in parameters]) for parameters in convolutions]
+        self.leaves += [torch.stack([_as_matrix(each.detach()) for each in parameters]) for parameters in dense]
+        self.weights, gradient = in_one_vector(self.leaves, thin=True)
+        self.gradient, self.gradients = gradient, [_gradient(leaf) for leaf in self.leaves]
+        for parameters, leaf in zip(of_all, self.leaves, strict=True):
+            for parameter, part in zip(parameters, torch.chunk(leaf, count), strict=True):
+                parameter.data = part.view(parameter.shape)
+        self.labels = torch.stack([run.y for run in self.runs])
+        self.borders = [int(convolution.padding[0]) for convolution in (model.conv1, model.conv2)]
+        self.stages = [pooled_convolution(count, relu=isinstance(model, LeNet)) for _ in self.borders]
+        self.images = images.new_empty(0)
+
+    def set_learning_rate(self, rate: float) -> None:
+        self.optimizer.rate = rate
+
+    @torch.no_grad()
+    def step(self, batch: Tensor) -> Tensor:
+        chosen = batch[0]
+        labels = self.labels[:, chosen]
+        features = self._features(chosen)
+        inputs = [features.permute(0, 1, 4, 2, 3).flatten(2)]
+        pairs = list(zip(self.leaves[4::2], self.leaves[5::2], strict=True))
+        for weight, bias in pairs[:-1]:
+            inputs.append(torch.baddbmm(bias, inputs[-1], weight.mT).relu_())
+        weight, bias = pairs[-1]
+        logs = F.log_softmax(torch.baddbmm(bias, inputs[-1], weight.mT), dim=-1)
+        losses = -logs.gather(2, labels[..., None]).squeeze(2).mean(1)
+        of_outputs = (
+            logs.exp_().scatter_add_(2, labels[..., None], logs.new_full((*labels.shape, 1), -1.0)).div_(len(chosen))
+        )
+        of_features = self._back_through_dense(inputs, of_outputs)
+        *first, height, width, channels = features.shape
+        self._back_through_stages(of_features.view(*first, channels, height, width).permute(0, 1, 3, 4, 2))
+        self.optimizer.step(self.gradient)
+        return losses
+
+    def _features(self, chosen: Tensor) -> Tensor:
+        """What the convolutions make of the images, channels last."""
+        x = self._images(chosen)
+        for border, stage, weight, bias in zip(
+            self.borders, self.stages, self.leaves[:4:2], self.leaves[1:4:2], strict=True
+        ):
+            if border and x is not self.images:
+                inside = x
+                x = roomy(
+                    *inside.shape[:2], *(side + 2 * border for side in inside.shape[2:4]), inside.shape[4]
+                ).zero_()
+                x[:, :, border:-border, border:-border] = inside
+            x = stage.forward(x, weight, bias)
+        return x
+
+    def _images(self, chosen: Tensor) -> Tensor:
+        """The chosen images, channels last, inside the border of the first convolution: in one buffer for all batches of a size."""
+        of_all, border = self.runs[0].x, self.borders[0]
+        _, channels, height, width = of_all.shape
+        if self.images.dim() == 1 or self.images.shape[1] != len(chosen):
+            self.images = roomy(1, len(chosen), height + 2 * border, width + 2 * border, channels).zero_()
+        gather(of_all, chosen, border, self.images)
+        return self.images
+
+    def _back_through_dense(self, inputs: Sequence[Tensor], gradient: Tensor) -> Tensor:
+        """Write the gradients of the dense layers, given that of the outputs; the gradient of their first inputs."""
+        for position in reversed(range(len(inputs))):
+            weights, biases = self.gradients[4 + 2 * position], self.gradients[5 + 2 * position]
+            torch.bmm(gradient.mT, inputs[position], out=weights)
+            torch.sum(gradient, 1, keepdim=True, out=biases)
+            gradient = torch.bmm(gradient, self.leaves[4 + 2 * position])
+            if position:
+                gradient.mul_(inputs[position] > 0)
+        return gradient
+
+    def _back_through_stages(self, gradient: Tensor) -> None:
+        """Write the gradients of the convolutions, given that of what they make."""
+        first, second = self.stages
+        inside = second.backward(gradient, *self.gradients[2:4], of_inputs=True)
+        assert inside is not None
+        if border := self.borders[1]:
+            inside = inside[:, :, border:-border, border:-border]
+        first.backward(inside, *self.gradients[:2], of_inputs=False)
+
+    def keep(self, positions: list[int]) -> None:
+        kept = [torch.arange(leaf.numel()).view(len(self.runs), -1)[positions].flatten() for leaf in self.leaves]
+        starts = itertools.accumulate([leaf.numel() for leaf in self.leaves], initial=0)
+        entries = torch.cat([each + start for each, start in zip(kept, starts, strict=False)])
+        for position, run in enumerate(self.runs):
+            if position not in positions:  # its weights must outlive those of the others
+                for parameter in run.model.parameters():
+                    parameter.data = parameter.data.clone()
+        self.runs = [self.runs[position] for position in positions]
+        self._join()
+        optimizer = self.optimizer.kept(entries)
+        optimizer.weights = self.weights
+        self.optimizer = optimizer
+
+
+def _as_matrix(parameter: Tensor) -> Tensor:
+    """A weight as it is, a bias as one row: what a batched product takes."""
+    return parameter if parameter.dim() == 2 else parameter.unsqueeze(0)
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    assert leaf.grad is not None
+    return leaf.grad
