@@ -1,13 +1,14 @@
 """Networks on whole data sets while they are trained, with as few passes over the data as decisions need.
 
 A pass that learns nothing costs a quarter to two thirds of an epoch. Where data are many, a row of the training curve is made when
-that is affordable; whether training may end is decided exactly every time, mostly by the few samples that are hardest.
+that is affordable; whether training may end is decided exactly every time, mostly by the samples that were hardest before.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,28 +22,41 @@ CHUNK = 1000
 FORWARD, SHARE = 0.6, 0.04
 # With fewer training samples every evaluation is made: it takes no time worth saving.
 FEW = 10_000
-# Samples that bound the loss from below, and samples, spread over all, that say how large it is about.
+# Hardest samples that are looked at in one go, to bound the loss from below, and samples, spread over all, that say how large it is about.
 HARDEST, PROBED = 1000, 1000
+# The share of all samples, the hardest first, that may be looked at before all of them are.
+MOST_OF_ALL = 0.25
 # Sums of the same losses in another order differ by less.
 ROUNDING = 1e-4
+
+
+# What a network says of images, without derivatives.
+Outputs = Callable[[nn.Module, Tensor], Tensor]
+# Whether a rule for the end of training may hold, given a loss that the network has at least and an accuracy that it has at most.
+MayHold = Callable[[float, float], bool]
 
 
 class Evaluation:
     """One network on the samples it is trained on, over its whole training: passes are counted.
 
+    Args:
+        x: Their images.
+        y: Their labels.
+        outputs: How to run the network, where there is something faster than calling it.
+
     Attributes:
         samples: How many samples were looked at without learning from them.
     """
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
+    def __init__(self, x: Tensor, y: Tensor, outputs: Outputs = nn.Module.__call__) -> None:
+        self.x, self.y, self.outputs = x, y, outputs
         self.samples = 0
         self._hardest: Tensor | None = None
         self._spread, self._correction = spread_over(torch.arange(len(x), device=x.device)), 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """What it knows of the samples and of its passes."""
-        return {name: entry for name, entry in vars(self).items() if name not in ("x", "y")}
+        return {name: entry for name, entry in vars(self).items() if name not in ("x", "y", "outputs")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Know what another one knew of the same samples."""
@@ -55,38 +69,47 @@ class Evaluation:
 
     def whole(self, model: nn.Module) -> tuple[float, float]:
         """Mean cross entropy and accuracy over all samples; which of them are hardest is remembered."""
-        losses, right = each_loss(model, self.x, self.y)
-        self.samples += len(self.x)
+        losses, right = self._each_loss(model, self.x, self.y)
         if self.many:
             self._remember(losses)
         return mean_of(losses), right / len(self.x)
 
     def other(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Loss and accuracy on other samples, which cost as much."""
+        losses, right = self._each_loss(model, x, y)
+        return mean_of(losses), right / len(x)
+
+    def _each_loss(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
         self.samples += len(x)
-        return evaluate(model, x, y)
+        return each_loss(functools.partial(self.outputs, model), x, y)
 
     def affords(self, trained: int, further: int) -> bool:
         """Whether `further` samples can be looked at without exceeding the share, after `trained` were learned from."""
         return FORWARD * (self.samples + len(self.x) + further) <= SHARE * trained
 
-    def bounds(self, model: nn.Module) -> tuple[float, float]:
-        """A loss that the network has at least and an accuracy that it has at most, by the samples that were hardest."""
-        if self._hardest is None:
-            return 0.0, 1.0
-        losses, right = each_loss(model, *self._at(self._hardest))
-        self.samples += HARDEST
-        count = len(self.x)
-        return (1 - ROUNDING) * float(losses.sum(dtype=torch.float64)) / count, (count - HARDEST + right) / count
+    def may_end(self, model: nn.Module, may_hold: MayHold) -> bool:
+        """Whether a rule for the end of training may hold: not if the samples that were hardest before say so by themselves.
+
+        They are looked at one portion after the other, until they do.
+        """
+        loss, wrong, count = 0.0, 0, len(self.x)
+        for portion in () if self._hardest is None else torch.split(self._hardest, HARDEST):
+            losses, right = self._each_loss(model, *self._at(portion))
+            loss += float(losses.sum(dtype=torch.float64))
+            wrong += len(portion) - right
+            if not math.isfinite(loss):
+                return True
+            if not may_hold((1 - ROUNDING) * loss / count, (count - wrong) / count):
+                return False
+        return True
 
     def about(self, model: nn.Module) -> float:
         """The loss of all samples, about: those that were hardest, and samples spread over the others.
 
         The spread samples had another loss than all others when all were last looked at; by as much this is corrected.
         """
-        hardest = self._spread[:0] if self._hardest is None else self._hardest
-        losses, _ = each_loss(model, *self._at(torch.cat([hardest, self._spread])))
-        self.samples += len(losses)
+        hardest = self._spread[:0] if self._hardest is None else self._hardest[:HARDEST]
+        losses, _ = self._each_loss(model, *self._at(torch.cat([hardest, self._spread])))
         hard, others = losses[: len(hardest)].sum(dtype=torch.float64), mean_of(losses[len(hardest) :])
         return (float(hard) + self._correction * others * (len(self.x) - len(hardest))) / len(self.x)
 
@@ -95,9 +118,9 @@ class Evaluation:
 
     def _remember(self, losses: Tensor) -> None:
         """Which samples are hardest, samples spread over the others, and how their loss differs from that of all others."""
-        self._hardest = torch.topk(losses, HARDEST).indices
+        self._hardest = torch.topk(losses, max(HARDEST, int(MOST_OF_ALL * len(losses)))).indices
         is_other = torch.ones(len(losses), dtype=torch.bool, device=losses.device)
-        is_other[self._hardest] = False
+        is_other[self._hardest[:HARDEST]] = False
         others = is_other.nonzero().flatten()
         self._spread = spread_over(others)
         seen = mean_of(losses[self._spread])
@@ -110,7 +133,7 @@ def spread_over(positions: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def each_loss(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+def each_loss(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, int]:
     """The cross entropy of every sample, and how many are right."""
     losses, right = [], 0
     for x_chunk, y_chunk in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):

@@ -61,6 +61,18 @@ def roomy(*shape: int) -> Tensor:
     return torch.empty(count + ROOM)[:count].view(shape)
 
 
+def with_border(x: Tensor, border: int) -> Tensor:
+    """Images inside a border of zeros, in room of their own."""
+    networks, samples, height, width, channels = x.shape
+    end = (x.storage_offset() + x.numel() + ROOM) * x.element_size()
+    if border == 0 and x.is_contiguous() and end <= x.untyped_storage().nbytes():
+        return x
+    made = roomy(networks, samples, height + 2 * border, width + 2 * border, channels).zero_()
+    inside = slice(border, -border or None)
+    made[:, :, inside, inside] = x
+    return made
+
+
 def gather(images: Tensor, chosen: Tensor, border: int, out: Tensor) -> None:
     """Chosen images (samples, channels, height, width), channels last, into the middle of `out`."""
     library = compiled()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from spiritlevel.study.along import Kept, Mark, Scores, Watch, kept_at, kept_from_dict, kept_to_dict
 from spiritlevel.study.evaluation import Evaluation, gradient_norm
 from spiritlevel.study.learners import Alone, Learner, Together
-from spiritlevel.study.lenets import LeNets, is_lenet
+from spiritlevel.study.lenets import LeNets, is_lenet, outputs
 from spiritlevel.study.pooled import how
 from spiritlevel.study.samples import Samples, noisy_labels, seed_for
 from spiritlevel.study.settings import CellConfig, TrainingSection
@@ -247,7 +247,8 @@ class _Run:
         self.generator = torch.Generator().manual_seed(seed_for(config.seed, "batches"))
         self.curve: list[Epoch] = []
         self.watch = Watch(config.measure, len(self.x), config.training.batch_size)
-        self.evaluation = Evaluation(self.x, self.y)
+        known = _is_known_lenet(config, self.model)
+        self.evaluation = Evaluation(self.x, self.y, outputs) if known else Evaluation(self.x, self.y)
         self.trail = Trail(self.model)
         self.along: list[Kept] = []
         self.tested_at = 0
@@ -359,8 +360,7 @@ class _Run:
         if diverging or stop is None:
             return diverging
         self.model.eval()
-        loss, accuracy = self.evaluation.bounds(self.model)
-        return not math.isfinite(loss) or stop.holds(loss, accuracy, 0.0)
+        return self.evaluation.may_end(self.model, lambda loss, accuracy: stop.holds(loss, accuracy, 0.0))
 
     def ends_at(self, epoch: int, rate: float) -> bool:
         """Look at the network after an epoch if that is worth a pass; whether its training ends here."""
