@@ -6,6 +6,7 @@ A plugin of pytest, which `conftest.py` registers; the closing lines say how man
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ MAY_LACK = (
     Lack(r"ru_maxrss counts kilobytes on Linux only", not LINUX, "memory is counted so on Linux only"),
     Lack(r"a cluster of Ray with two nodes needs Linux", not LINUX, "Ray joins several nodes on Linux only"),
     Lack(r"a setting of Linux's C library", not LINUX, "only Linux's C library has such a setting"),
+    Lack(r"there is no C\+\+ compiler here", shutil.which("c++") is None, "this machine has no C++ compiler"),
     Lack(r"submitit needs Unix", not LINUX, "submitit needs Unix"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -89,23 +90,55 @@ def test_a_training_that_diverges_ends_at_once(monkeypatch: pytest.MonkeyPatch) 
     assert (found.stop_reason, found.curve[-1].epoch) == ("diverged", 1)
 
 
+class Bounds:
+    """A rule that holds up to a loss, and what it was asked."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.most = most
+        self.losses: list[float] = []
+        self.accuracies: list[float] = []
+
+    def __call__(self, loss: float, accuracy: float) -> bool:
+        self.losses.append(loss)
+        self.accuracies.append(accuracy)
+        return loss <= self.most
+
+
 @pytest.mark.usefixtures("many")
-def test_few_samples_bound_the_loss_of_all() -> None:
+def test_hard_samples_are_looked_at_until_they_decide() -> None:
+    """What may hold by the samples seen is asked portion by portion: bounds that come nearer to the loss and accuracy of all."""
     cell = config(1)
     samples = load_samples(cell.data)
     model = build(cell, samples.train)
     eye = Evaluation(samples.train.x, samples.train.y)
-    assert eye.bounds(model) == (0.0, 1.0)  # nothing is known before the first pass
+    assert eye.may_end(model, lambda *_: False)  # nothing is known before the first pass
     assert eye.whole(model) == evaluate(model, samples.train.x, samples.train.y)
     for _ in range(5):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.3)
         loss, accuracy = evaluate(model, samples.train.x, samples.train.y)
-        at_least, at_most = eye.bounds(model)
-        assert 0 < at_least <= loss
-        assert accuracy <= at_most < 1
-    assert eye.samples == SAMPLES + 5 * 10
+        bounds, before = Bounds(), eye.samples
+        assert eye.may_end(model, bounds)
+        assert eye.samples - before == SAMPLES / 4
+        assert len(bounds.losses) == SAMPLES / 4 / 10
+        assert 0 < bounds.losses[0] < bounds.losses[-1] <= loss
+        assert accuracy <= bounds.accuracies[-1] <= bounds.accuracies[0] < 1
+        before = eye.samples
+        assert not eye.may_end(model, Bounds(bounds.losses[2]))
+        assert eye.samples - before == 40  # the fourth portion decides
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    assert eye.may_end(model, lambda *_: False)  # a look at all samples says that training diverged
+
+
+@pytest.mark.usefixtures("many")
+def test_a_stop_far_below_the_loss_takes_few_passes_over_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten samples of six hundred cannot rule out a mean of 0.3, however hard they are."""
+    found, looked = counted(config(40, optimizer="sgd", learning_rate=0.001, stop={"train_loss": 0.3}), monkeypatch)
+    assert (found.stop_reason, found.curve[-1].epoch) == ("epochs", 40)
+    assert looked[SAMPLES] <= 4
+    assert seen(looked) < 40 * SAMPLES / 3
 
 
 @pytest.mark.usefixtures("many")

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.evaluation import evaluate, gradient_norm
+from spiritlevel.study.pooled import how
 from spiritlevel.study.samples import load_samples, noisy_labels, seed_for
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.train import Trained, build, ensemble_size, shares_batches, train
@@ -122,6 +123,14 @@ def test_lenets_that_start_from_other_weights_share_their_batches(shape, optimiz
     assert [each.ensemble for each in trained] == [3] * 3
     for cell, each in zip(cells, trained, strict=True):
         torch.testing.assert_close(weights(each), by_torch(cell, optimizer, **options), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "shape"), [("lenet-caffe", "1x12x12"), ("lenet5", "1x28x28")])
+def test_a_lenet_alone_is_trained_as_torchs_optimizers_do(model, shape):
+    cell = config(model=model, data={"name": f"random:30,{shape},3,0"}, epochs=2, batch_size=8, momentum=0.9)
+    (trained,) = run(cell)
+    torch.testing.assert_close(weights(trained), by_torch(cell, torch.optim.SGD, momentum=0.9), rtol=1e-3, atol=1e-5)
+    assert trained.computed_with[0].endswith(f"convolutions {how()}")
 
 
 def test_lenets_that_share_their_batches_may_end_one_after_the_other():

@@ -29,6 +29,7 @@ from spiritlevel.saved import user_cache
 
 SOURCE = "pooled_convolution.cpp"
 FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
 # The compiled code has vectors of eight numbers and reads, or adds zeros to, as many as fill the last one.
 ROOM = 8
 
@@ -160,7 +161,7 @@ def _at(tensor: Tensor) -> ctypes.c_void_p:
 @functools.cache
 def compiled() -> ctypes.CDLL | None:
     """The compiled code, from the cache or compiled now; None where that is not possible."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None)
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or COMPILERS[0], *COMPILERS))), None)
     instructions = _instructions()
     if instructions is None:
         return None

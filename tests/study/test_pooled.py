@@ -1,0 +1,182 @@
+"""Convolution, pooling and ReLU as one step: against torch's own derivatives in double precision, and where nothing is compiled."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from spiritlevel.study import pooled
+from spiritlevel.study.lenets import outputs
+from spiritlevel.study.pooled import compiled, gather, how, pooled_convolution, roomy, with_border
+from spiritlevel.subjects.networks import build_model
+
+NO_COMPILER = "there is no C++ compiler here"
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason=NO_COMPILER)
+# networks, samples, channels, side, outputs, kernel
+SHAPES = [
+    (1, 3, 1, 32, 6, 5),
+    (4, 5, 3, 32, 6, 5),
+    (3, 4, 6, 14, 16, 5),
+    (2, 3, 20, 12, 50, 5),  # more outputs than one pass has, and rows of more vectors
+    (1, 2, 7, 9, 27, 4),  # a side that pooling does not divide
+    (2, 2, 1, 6, 8, 3),
+    (1, 0, 2, 8, 3, 5),  # no samples
+]
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to compute the step."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    if request.param == "torch":
+        monkeypatch.setattr(pooled, "compiled", lambda: None)
+    elif compiled() is None:
+        pytest.skip(NO_COMPILER)
+    yield request.param
+    torch.set_num_threads(threads)
+
+
+def by_torch(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """The step of every network by its definition."""
+    networks = len(weight)
+    made = [F.max_pool2d(F.conv2d(x[k % len(x)].permute(0, 3, 1, 2), weight[k], bias[k]), 2) for k in range(networks)]
+    stacked = torch.stack(made).permute(0, 1, 3, 4, 2)
+    return torch.relu(stacked) if relu else stacked
+
+
+def assert_near(found: Tensor, exact: Tensor) -> None:
+    """Nothing but rounding apart, as a whole: one wrong entry of thousands would be a thousand times as far."""
+    assert found.shape == exact.shape
+    assert (found.double() - exact).norm() <= 1e-6 * exact.norm()
+
+
+def channels_last(weight: Tensor) -> Tensor:
+    return weight.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_are_those_of_torch(way, shape, shared, relu):
+    networks, samples, channels, side, channels_out, kernel = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator)
+
+    x = with_border(draw(1 if shared else networks, samples, side, side, channels), 0)
+    weight, bias = draw(networks, channels_out, channels, kernel, kernel), draw(networks, channels_out)
+    step = pooled_convolution(networks, relu=relu)
+    out = step.forward(x, channels_last(weight), bias.flatten())
+    exact = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
+    expected = by_torch(*exact, relu)
+    assert_near(out, expected)
+
+    gradient = draw(*out.shape)
+    weight_gradient = torch.full_like(channels_last(weight), torch.nan)
+    bias_gradient = torch.full_like(bias.flatten(), torch.nan)
+    inputs = step.backward(gradient, weight_gradient, bias_gradient, of_inputs=not shared)
+    of_x, of_weight, of_bias = torch.autograd.grad(expected, exact, gradient.double())
+    assert_near(weight_gradient.view_as(of_weight), of_weight)
+    assert_near(bias_gradient.view_as(of_bias), of_bias)
+    assert (inputs is None) == shared
+    if inputs is not None:
+        assert_near(inputs, of_x)
+
+
+def test_of_equal_values_the_first_has_the_gradient_and_none_where_relu_cuts_at_zero(way):
+    x = with_border(torch.ones(1, 1, 6, 6, 1), 0)
+    x[0, 0, 3:, 3:] = 0.0
+    weight = torch.stack([torch.ones(1, 5, 5), torch.zeros(1, 5, 5)])[None]
+    bias = torch.tensor([[0.0, 0.0]])
+    step = pooled_convolution(1, relu=True)
+    out = step.forward(x, channels_last(weight), bias.flatten())
+    assert out.flatten().tolist() == [21.0, 0.0]
+    weights, biases = torch.empty_like(channels_last(weight)), torch.empty(2)
+    inputs = step.backward(torch.ones_like(out), weights, biases, of_inputs=True)
+    assert inputs is not None
+    assert biases.tolist() == [1.0, 0.0]  # a value of exactly zero passes nothing on
+    assert torch.equal(weights[0, 0], x[0, 0, :5, :5, 0])
+    assert torch.equal(inputs[0, 0, ..., 0], F.pad(torch.ones(5, 5), (0, 1, 0, 1)))
+    of_torch = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    expected = torch.autograd.grad(by_torch(*of_torch, relu=True).sum(), of_torch)
+    assert torch.equal(inputs, expected[0])
+
+
+@pytest.mark.parametrize("relu", [True, False])
+def test_what_is_not_a_number_stays_so(way, relu):
+    """Otherwise a training that diverged would seem to go on."""
+    for place in range(4):
+        x = with_border(torch.randn(1, 1, 6, 6, 1), 0)
+        x[0, 0, place // 2 * 5, place % 2 * 5] = torch.nan  # seen by one of the four values of the window
+        out = pooled_convolution(1, relu=relu).forward(x, torch.randn(2, 1, 5, 5), torch.zeros(2))
+        assert out.isnan().all()
+
+
+def test_chosen_images_lie_inside_their_border(way):
+    images = torch.randn(7, 3, 4, 5)
+    chosen = torch.tensor([6, 0, 6])
+    for border in (0, 2):
+        out = roomy(1, 3, 4 + 2 * border, 5 + 2 * border, 3).zero_()
+        gather(images, chosen, border, out)
+        assert torch.equal(out[0].permute(0, 3, 1, 2), F.pad(images[chosen], (border,) * 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("lenet5", (3, 32, 32)), ("lenet", (1, 8, 8)), ("lenet-caffe", (1, 28, 28))]
+)
+def test_lenets_say_the_same_without_derivatives(way, name, shape):
+    model = build_model(name, input_shape=shape, classes=10, seed=0)
+    images = torch.randn(30, *shape)
+    for x in (images[:0], images[3:8], images):
+        with torch.no_grad():
+            torch.testing.assert_close(outputs(model, x), model(x), rtol=1e-5, atol=1e-5)
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """An empty cache of compiled code, for this test and not for those after it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled.cache_clear()
+    yield tmp_path
+    compiled.cache_clear()
+
+
+@needs_compiler
+def test_it_is_compiled_once_and_kept(fresh, monkeypatch):
+    assert compiled() is not None
+    (kept,) = (fresh / "spiritlevel" / "compiled").iterdir()
+    assert kept.suffix == ".so"
+    compiled.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert compiled() is not None
+
+
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
+def test_without_a_compiler_that_works_torch_computes_it(fresh, monkeypatch, compiler):
+    monkeypatch.setattr(pooled, "COMPILERS", (compiler,))
+    monkeypatch.delenv("CXX", raising=False)
+    assert compiled() is None
+    assert how() == "by torch"
+    assert not list(fresh.rglob("*.so"))
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(fresh, monkeypatch):
+    (fresh / "spiritlevel").write_text("a file where the folder should be")
+    assert compiled() is None
+
+
+@needs_compiler
+def test_several_threads_are_left_to_torch(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert how() == "by torch"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert how() == "by compiled code"
