@@ -48,13 +48,13 @@ class LeNets:
     """
 
     def __init__(self, runs: Sequence[Learned], training: TrainingSection) -> None:
-        self.runs = list(runs)
+        self.runs, self.x = list(runs), runs[0].x.contiguous()
         self._join()
         self.optimizer = Optimizer(self.weights, training)
 
     def _join(self) -> None:
         """Make one tensor of every parameter of the runs, and let the modules of the runs see their part of it."""
-        model, images, count = self.runs[0].model, self.runs[0].x, len(self.runs)
+        model, count = self.runs[0].model, len(self.runs)
         assert isinstance(model, LeNet | CaffeLeNet)
         of_all = list(zip(*(run.model.parameters() for run in self.runs), strict=True))
         convolutions, dense = of_all[:4], of_all[4:]
@@ -68,7 +68,7 @@ class LeNets:
         self.labels = torch.stack([run.y for run in self.runs])
         self.borders = [int(convolution.padding[0]) for convolution in (model.conv1, model.conv2)]
         self.stages = [pooled_convolution(count, relu=isinstance(model, LeNet)) for _ in self.borders]
-        self.images = images.new_empty(0)
+        self.images = torch.empty(0)
 
     def set_learning_rate(self, rate: float) -> None:
         self.optimizer.rate = rate
@@ -85,9 +85,8 @@ class LeNets:
         weight, bias = pairs[-1]
         logs = F.log_softmax(torch.baddbmm(bias, inputs[-1], weight.mT), dim=-1)
         losses = -logs.gather(2, labels[..., None]).squeeze(2).mean(1)
-        of_outputs = (
-            logs.exp_().scatter_add_(2, labels[..., None], logs.new_full((*labels.shape, 1), -1.0)).div_(len(chosen))
-        )
+        of_outputs = logs.exp_()
+        of_outputs.scatter_add_(2, labels[..., None], of_outputs.new_full((*labels.shape, 1), -1.0)).div_(len(chosen))
         of_features = self._back_through_dense(inputs, of_outputs)
         *first, height, width, channels = features.shape
         self._back_through_stages(of_features.view(*first, channels, height, width).permute(0, 1, 3, 4, 2))
@@ -97,25 +96,16 @@ class LeNets:
     def _features(self, chosen: Tensor) -> Tensor:
         """What the convolutions make of the images, channels last."""
         x = self._images(chosen)
-        for border, stage, weight, bias in zip(
-            self.borders, self.stages, self.leaves[:4:2], self.leaves[1:4:2], strict=True
-        ):
-            if border and x is not self.images:
-                inside = x
-                x = roomy(
-                    *inside.shape[:2], *(side + 2 * border for side in inside.shape[2:4]), inside.shape[4]
-                ).zero_()
-                x[:, :, border:-border, border:-border] = inside
-            x = stage.forward(x, weight, bias)
-        return x
+        first, first_bias, second, second_bias = self.leaves[:4]
+        x = self.stages[0].forward(x, first, first_bias)
+        return self.stages[1].forward(with_border(x, self.borders[1]), second, second_bias)
 
     def _images(self, chosen: Tensor) -> Tensor:
         """The chosen images, channels last, inside the border of the first convolution: in one buffer for all batches of a size."""
-        of_all, border = self.runs[0].x, self.borders[0]
-        _, channels, height, width = of_all.shape
+        border, (_, channels, height, width) = self.borders[0], self.x.shape
         if self.images.dim() == 1 or self.images.shape[1] != len(chosen):
             self.images = roomy(1, len(chosen), height + 2 * border, width + 2 * border, channels).zero_()
-        gather(of_all, chosen, border, self.images)
+        gather(self.x, chosen, border, self.images)
         return self.images
 
     def _back_through_dense(self, inputs: Sequence[Tensor], gradient: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 // A convolution, 2x2 max pooling and ReLU as one step, forward and backward, for images whose channels come last.
 //
 // Forward, the four values of a window stay in registers until the largest is known. Backward, only that one has a gradient, and
-// only if ReLU let it pass: of the products of a general convolution an eighth or so is left, each a row of pixels that is contiguous.
+// only if ReLU let it pass: an eighth or so of the products of a general convolution is left, on rows of pixels that are contiguous.
 // Rows are taken in whole vectors, so that inputs must have seven more floats behind them that may be read (or, for gradients of
 // inputs, written).
 
@@ -15,8 +15,8 @@ constexpr int LANES = 8;
 constexpr int WIDEST = 8;     // vectors of a row that one pass takes
 constexpr int REGISTERS = 12;  // accumulators that fit beside operands
 constexpr uint8_t CUT = 4;    // what `which` says where ReLU let nothing pass
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 inline vec load(const float* from) { return *reinterpret_cast<const vec*>(from); }
 inline void store(float* to, vec value) { *reinterpret_cast<vec*>(to) = value; }
