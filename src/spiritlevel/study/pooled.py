@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from importlib import resources
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -29,6 +30,7 @@ from spiritlevel.saved import user_cache
 
 SOURCE = "pooled_convolution.cpp"
 FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
+LONGEST = 300.0  # seconds that a compiler may take
 COMPILERS = ("c++", "g++", "clang++")
 # The compiled code has vectors of eight numbers and reads, or adds zeros to, as many as fill the last one.
 ROOM = 8
@@ -181,14 +183,22 @@ def compiled() -> ctypes.CDLL | None:
         if not path.is_file():
             if compiler is None:
                 return None
-            path.parent.mkdir(parents=True, exist_ok=True)
-            half = path.with_suffix(f".{os.getpid()}")
             with resources.as_file(source) as file:
-                subprocess.run([compiler, *FLAGS, *instructions, file, "-o", half], check=True, capture_output=True)
-            os.replace(half, path)
+                _compile([compiler, *FLAGS, *instructions, os.fspath(file)], path)
         return ctypes.CDLL(os.fspath(path))
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _compile(command: list[str], path: Path) -> None:
+    """Into a file of its own first: several workers may start at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(f".{os.getpid()}")
+    try:
+        subprocess.run([*command, "-o", half], check=True, capture_output=True, timeout=LONGEST)
+        os.replace(half, path)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def _instructions() -> tuple[str, ...] | None:
