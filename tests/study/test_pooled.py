@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 
 import pytest
@@ -24,18 +25,22 @@ SHAPES = [
     (2, 3, 20, 12, 50, 5),  # more outputs than one pass has, and rows of more vectors
     (1, 2, 7, 9, 27, 4),  # a side that pooling does not divide
     (2, 2, 1, 6, 8, 3),
+    (2, 2, 2, 40, 7, 3),  # more windows beside each other than one pass has
     (1, 0, 2, 8, 3, 5),  # no samples
 ]
 
 
-@pytest.fixture(params=["compiled", "torch"])
+@pytest.fixture(params=["compiled", "compiled for vectors of eight", "torch"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to compute the step."""
+    """All ways to compute the step."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     if request.param == "torch":
         monkeypatch.setattr(pooled, "compiled", lambda: None)
-    elif compiled() is None:
+    elif request.param != "compiled":
+        monkeypatch.setattr(pooled, "X86", dict.fromkeys(pooled.X86, pooled.AVX2))
+        monkeypatch.setattr(pooled, "compiled", functools.cache(compiled.__wrapped__))
+    if request.param != "torch" and pooled.compiled() is None:
         pytest.skip(NO_COMPILER)
     yield request.param
     torch.set_num_threads(threads)

@@ -32,7 +32,13 @@ SOURCE = "pooled_convolution.cpp"
 FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
 LONGEST = 300.0  # seconds that a compiler may take
 COMPILERS = ("c++", "g++", "clang++")
-# The compiled code has vectors of eight numbers and reads, or adds zeros to, as many as fill the last one.
+# What a compiler may use of a processor of x86, by what torch calls it.
+AVX2 = ("-mavx2", "-mfma")
+X86 = {
+    "AVX2": AVX2,
+    "AVX512": (*AVX2, "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mprefer-vector-width=512"),
+}
+# Backward, the compiled code has vectors of eight numbers and reads, or adds zeros to, as many as fill the last one.
 ROOM = 8
 
 
@@ -204,5 +210,5 @@ def _compile(command: list[str], path: Path) -> None:
 def _instructions() -> tuple[str, ...] | None:
     """What to ask of the compiler, the same for all processors that can use it; None where it is not known to gain."""
     if platform.machine() in ("x86_64", "AMD64"):
-        return ("-mavx2", "-mfma") if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") else None
+        return X86.get(torch.backends.cpu.get_cpu_capability())
     return () if platform.machine() in ("arm64", "aarch64") else None

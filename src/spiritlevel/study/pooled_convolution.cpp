@@ -1,9 +1,9 @@
 // A convolution, 2x2 max pooling and ReLU as one step, forward and backward, for images whose channels come last.
 //
-// Forward, the four values of a window stay in registers until the largest is known. Backward, only that one has a gradient, and
-// only if ReLU let it pass: an eighth or so of the products of a general convolution is left, on rows of pixels that are contiguous.
-// Rows are taken in whole vectors, so that inputs must have seven more floats behind them that may be read (or, for gradients of
-// inputs, written).
+// Forward, the values of a window stay in registers until the largest is known. Backward, only that one has a gradient, and only if
+// ReLU let it pass: an eighth or so of the products of a general convolution is left, on rows of pixels that are contiguous. Those
+// rows are taken in whole vectors of eight, so that inputs must have seven more floats behind them that may be read (or, for
+// gradients of inputs, written).
 
 #include <cstdint>
 #include <cstring>
@@ -11,148 +11,211 @@
 
 namespace {
 
+#ifdef __AVX512F__
+constexpr int LANES = 16;
+constexpr int ACCUMULATORS = 24;  // vectors of sums that fit into the registers beside operands
+#else
 constexpr int LANES = 8;
-constexpr int WIDEST = 8;     // vectors of a row that one pass takes
-constexpr int REGISTERS = 12;  // accumulators that fit beside operands
-constexpr uint8_t CUT = 4;    // what `which` says where ReLU let nothing pass
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+constexpr int ACCUMULATORS = 12;
+#endif
+constexpr int FEW = 4;      // channels up to which columns, and not outputs, are taken side by side
+constexpr uint8_t CUT = 4;  // what `which` says where ReLU let nothing pass
 
-inline vec load(const float* from) { return *reinterpret_cast<const vec*>(from); }
-inline void store(float* to, vec value) { *reinterpret_cast<vec*>(to) = value; }
-inline int up(int count) { return (count + LANES - 1) / LANES; }
+template <int L>
+struct Of {
+    typedef float vec __attribute__((vector_size(4 * L), aligned(4), may_alias));
+    typedef int32_t ints __attribute__((vector_size(4 * L), aligned(4), may_alias));
+};
+typedef Of<LANES>::vec vec;
+
+template <int L = LANES>
+inline typename Of<L>::vec load(const float* from) { return *reinterpret_cast<const typename Of<L>::vec*>(from); }
+template <int L = LANES>
+inline void store(float* to, typename Of<L>::vec value) { *reinterpret_cast<typename Of<L>::vec*>(to) = value; }
+constexpr int least(int one, int other) { return one < other ? one : other; }
 
 struct Shape {
     int samples, height, width, channels, outputs, kernel, relu;
     int rows() const { return (height - kernel + 1) / 2; }
     int columns() const { return (width - kernel + 1) / 2; }
     int row() const { return kernel * channels; }  // floats of a kernel's row
-    long image() const { return long(height) * width * channels; }
+    int taps() const { return kernel * row(); }
+    long line() const { return long(width) * channels; }
+    long image() const { return height * line(); }
     long pooled() const { return long(rows()) * columns() * outputs; }
-    long weights() const { return long(outputs) * kernel * row(); }
+    long weights() const { return long(outputs) * taps(); }
 };
 
-// The largest of the four values of a window, the first of equal ones, as torch has it; NaN passes.
-template <int V>
-inline void finish(const Shape& s, const vec (&sums)[4][V], const vec* bias, float* out, uint8_t* which, int outputs) {
-    for (int v = 0; v < V; v++) {
-        vec best = sums[0][v];
-        ints place = {};
-        for (int32_t q = 1; q < 4; q++) {
-            const ints better = (sums[q][v] > best) | (sums[q][v] != sums[q][v]);
-            best = better ? sums[q][v] : best;
-            place = better ? ints{} + q : place;
-        }
-        best += bias[v];
-        if (s.relu) {
-            const ints cut = best <= 0.0f;
-            best = cut ? vec{} : best;
-            place = cut ? ints{} + CUT : place;
-        }
-        const int there = outputs - v * LANES < LANES ? outputs - v * LANES : LANES;
-        if (there == LANES) store(out + v * LANES, best);
-        else std::memcpy(out + v * LANES, &best, sizeof(float) * there);
-        for (int i = 0; i < there; i++) which[v * LANES + i] = uint8_t(place[i]);
+// --- forward ---------------------------------------------------------------------------------------------------------------------
+
+// The largest of the four values of windows, the first of equal ones, as torch has it; NaN passes. And which of them it is.
+template <int L>
+inline void largest(const typename Of<L>::vec (&sums)[4], typename Of<L>::vec bias, bool relu, float* out, int32_t* which) {
+    typedef typename Of<L>::vec vec;
+    typedef typename Of<L>::ints ints;
+    vec best = sums[0];
+    ints place = {};
+    for (int32_t q = 1; q < 4; q++) {
+        const ints better = (sums[q] > best) | (sums[q] != sums[q]);
+        best = better ? sums[q] : best;
+        place = better ? ints{} + q : place;
     }
+    best += bias;
+    if (relu) {
+        const ints cut = best <= 0.0f;
+        best = cut ? vec{} : best;
+        place = cut ? ints{} + int32_t(CUT) : place;
+    }
+    std::memcpy(out, &best, sizeof(best));
+    std::memcpy(which, &place, sizeof(place));
 }
 
-// P windows beside each other, V vectors of outputs.
-template <int V, int P>
-inline void windows(const Shape& s, const float* x, const float* packed, const vec* bias, float* out, uint8_t* which, int outputs) {
-    vec sums[P][4][V] = {};
-    const int line = s.width * s.channels, taps = s.row(), next = s.channels;
+// Outputs side by side: P windows beside each other, of L outputs each.
+template <int L, int P>
+inline void windows(const Shape& s, const float* x, const float* packed, const float* bias, float* out, uint8_t* which, int outputs) {
+    typedef typename Of<L>::vec vec;
+    vec sums[P][4] = {};
+    const int taps = s.row(), next = s.channels;
     for (int i = 0; i < s.kernel; i++) {
-        const float *above = x + i * line, *below = above + line;
-        for (int t = 0; t < taps; t++, packed += V * LANES) {
-            vec weight[V];
-            for (int v = 0; v < V; v++) weight[v] = load(packed + v * LANES);
+        const float *above = x + i * s.line(), *below = above + s.line();
+        for (int t = 0; t < taps; t++, packed += L) {
+            const vec weight = load<L>(packed);
             for (int p = 0; p < P; p++) {
                 const int at = t + 2 * p * next;
-                const float values[4] = {above[at], above[at + next], below[at], below[at + next]};
-                for (int q = 0; q < 4; q++)
-                    for (int v = 0; v < V; v++) sums[p][q][v] += values[q] * weight[v];
+                sums[p][0] += above[at] * weight;
+                sums[p][1] += above[at + next] * weight;
+                sums[p][2] += below[at] * weight;
+                sums[p][3] += below[at + next] * weight;
             }
         }
     }
-    for (int p = 0; p < P; p++) finish<V>(s, sums[p], bias, out + p * s.outputs, which + p * s.outputs, outputs);
+    for (int p = 0; p < P; p++, out += s.outputs, which += s.outputs) {
+        float values[L];
+        int32_t places[L];
+        largest<L>(sums[p], load<L>(bias), s.relu, values, places);
+        std::memcpy(out, values, sizeof(float) * outputs);
+        for (int o = 0; o < outputs; o++) which[o] = uint8_t(places[o]);
+    }
 }
 
-template <int V, int P>
-void forward_part(const Shape& s, const float* x, const float* packed, const vec* bias, float* out, uint8_t* which, int outputs) {
+// The windows of one row, as many at once as registers allow.
+template <int L, int P = ACCUMULATORS / 4>
+inline void row_of_windows(const Shape& s, int count, const float* x, const float* packed, const float* bias, float* out,
+                           uint8_t* which, int outputs) {
+    for (; count >= P; count -= P, x += 2 * P * s.channels, out += P * s.outputs, which += P * s.outputs)
+        windows<L, P>(s, x, packed, bias, out, which, outputs);
+    if constexpr (P > 1) row_of_windows<L, P - 1>(s, count, x, packed, bias, out, which, outputs);
+}
+
+// L outputs from `start` on, of all samples.
+template <int L>
+void some_outputs(const Shape& s, int start, const float* x, const float* weight, const float* bias, float* out, uint8_t* which) {
+    const int outputs = least(L, s.outputs - start), taps = s.taps();
+    std::vector<float> packed(size_t(taps) * L);  // tap by tap
+    float biases[L] = {};
+    for (int o = 0; o < outputs; o++) {
+        const float* from = weight + long(start + o) * taps;
+        for (int t = 0; t < taps; t++) packed[size_t(t) * L + o] = from[t];
+        biases[o] = bias[start + o];
+    }
     for (int n = 0; n < s.samples; n++)
         for (int r = 0; r < s.rows(); r++) {
-            const float* line = x + n * s.image() + 2L * r * s.width * s.channels;
-            const long at = n * s.pooled() + long(r) * s.columns() * s.outputs;
-            int c = 0;
-            for (; c + P <= s.columns(); c += P)
-                windows<V, P>(s, line + 2 * c * s.channels, packed, bias, out + at + c * s.outputs, which + at + c * s.outputs, outputs);
-            for (; c < s.columns(); c++)
-                windows<V, 1>(s, line + 2 * c * s.channels, packed, bias, out + at + c * s.outputs, which + at + c * s.outputs, outputs);
+            const long at = n * s.pooled() + long(r) * s.columns() * s.outputs + start;
+            row_of_windows<L>(s, s.columns(), x + n * s.image() + 2 * r * s.line(), packed.data(), biases, out + at, which + at, outputs);
         }
 }
 
-// The kernels of a network, or of several that see the same images, tap by tap with outputs side by side.
-class Kernels {
-  public:
-    Kernels(const Shape& s, const float* weight, const float* bias) : shape(s) {
-        const int taps = s.kernel * s.row();
-        for (int start = 0; start < s.outputs; start += MOST) {
-            parts.push_back({start, s.outputs - start < MOST ? s.outputs - start : MOST, {}, {}});
-            Part& part = parts.back();
-            const int lanes = up(part.outputs) * LANES;
-            part.packed.resize(size_t(taps) * lanes);
-            for (int o = 0; o < part.outputs; o++)
-                for (int t = 0; t < taps; t++) part.packed[size_t(t) * lanes + o] = weight[long(start + o) * taps + t];
-            std::memcpy(part.bias, bias + start, sizeof(float) * part.outputs);
-        }
-    }
+void forward_by_outputs(const Shape& s, const float* x, const float* weight, const float* bias, float* out, uint8_t* which) {
+    for (int start = 0; start < s.outputs; start += LANES)
+        if (s.outputs - start > 8) some_outputs<LANES>(s, start, x, weight, bias, out, which);
+        else some_outputs<8>(s, start, x, weight, bias, out, which);
+}
 
-    void apply(int samples, const float* x, float* out, uint8_t* which) const {
-        Shape s = shape;
-        s.samples = samples;
-        for (const Part& part : parts) {
-            float* to = out + part.start;
-            uint8_t* say = which + part.start;
-            switch (up(part.outputs)) {
-                case 1: forward_part<1, 2>(s, x, part.packed.data(), part.bias, to, say, part.outputs); break;
-                case 2: forward_part<2, 1>(s, x, part.packed.data(), part.bias, to, say, part.outputs); break;
-                default: forward_part<3, 1>(s, x, part.packed.data(), part.bias, to, say, part.outputs);
+// Columns side by side: two vectors of two lines, of B outputs; what each has, in `sums`.
+template <int B>
+inline void two_lines(const Shape& s, const float* planes, const float* packed, float (*sums)[2][2 * LANES]) {
+    vec sum[B][2][2] = {};
+    for (int c = 0; c < s.channels; c++)
+        for (int i = 0; i < s.kernel; i++) {
+            const float *above = planes + (long(c) * s.height + i) * s.width, *below = above + s.width;
+            for (int j = 0; j < s.kernel; j++, packed += B) {
+                const vec values[2][2] = {{load(above + j), load(above + j + LANES)}, {load(below + j), load(below + j + LANES)}};
+                for (int b = 0; b < B; b++)
+                    for (int l = 0; l < 2; l++)
+                        for (int v = 0; v < 2; v++) sum[b][l][v] += packed[b] * values[l][v];
             }
         }
-    }
+    for (int b = 0; b < B; b++)
+        for (int l = 0; l < 2; l++)
+            for (int v = 0; v < 2; v++) store(&sums[b][l][v * LANES], sum[b][l][v]);
+}
 
-  private:
-    static constexpr int MOST = 3 * LANES;  // outputs whose four values of a window fit into the registers
-    struct Part {
-        int start, outputs;
-        std::vector<float> packed;
-        vec bias[3];
-    };
-    Shape shape;
-    std::vector<Part> parts;
-};
-
-// Networks that see the same images are one with the outputs of all, which are then given back to each.
-void forward_shared(int networks, const Shape& s, const float* x, const float* weight, const float* bias, float* out, uint8_t* which) {
-    Shape all = s;
-    all.outputs *= networks;
-    const Kernels kernels(all, weight, bias);
-    std::vector<float> values(all.pooled());
-    std::vector<uint8_t> places(all.pooled());
-    const long windows = long(s.rows()) * s.columns();
-    for (int n = 0; n < s.samples; n++) {
-        kernels.apply(1, x + n * s.image(), values.data(), places.data());
-        for (int k = 0; k < networks; k++) {
-            float* to = out + (long(k) * s.samples + n) * s.pooled();
-            uint8_t* say = which + (long(k) * s.samples + n) * s.pooled();
-            for (long w = 0; w < windows; w++)
-                for (int o = 0; o < s.outputs; o++) {
-                    *to++ = values[w * all.outputs + k * s.outputs + o];
-                    *say++ = places[w * all.outputs + k * s.outputs + o];
-                }
-        }
+// Up to LANES windows of one row, of B outputs from `start` on.
+template <int B>
+inline void windows_of(const Shape& s, int start, int count, const float* planes, const float* packed, const float* bias, float* out,
+                       uint8_t* which) {
+    float sums[B][2][2 * LANES];
+    two_lines<B>(s, planes, packed, sums);
+    for (int b = 0; b < B; b++) {
+        float quarters[4][LANES], values[LANES];
+        int32_t places[LANES];
+        for (int q = 0; q < 4; q++)
+            for (int c = 0; c < LANES; c++) quarters[q][c] = sums[b][q / 2][2 * c + q % 2];
+        const vec of[4] = {load(quarters[0]), load(quarters[1]), load(quarters[2]), load(quarters[3])};
+        largest<LANES>(of, vec{} + bias[start + b], s.relu, values, places);
+        const long outputs = s.outputs;
+        for (int c = 0; c < count; c++) out[c * outputs + start + b] = values[c];
+        for (int c = 0; c < count; c++) which[c * outputs + start + b] = uint8_t(places[c]);
     }
 }
+
+// `block` outputs from `start` on; the first template argument is the most that there can be.
+template <int B = ACCUMULATORS / 4>
+inline void windows_of_block(const Shape& s, int start, int block, int count, const float* planes, const float* packed,
+                             const float* bias, float* out, uint8_t* which) {
+    if (block == B) return windows_of<B>(s, start, count, planes, packed, bias, out, which);
+    if constexpr (B > 1) windows_of_block<B - 1>(s, start, block, count, planes, packed, bias, out, which);
+}
+
+// An image whose channels come last as planes; the number of channels is known where it matters.
+void split(const float* __restrict image, int channels, long pixels, float* __restrict planes) {
+    if (channels == 1) std::memcpy(planes, image, sizeof(float) * pixels);
+    else if (channels == 3)
+        for (long p = 0; p < pixels; p++)
+            for (int c = 0; c < 3; c++) planes[c * pixels + p] = image[3 * p + c];
+    else
+        for (int c = 0; c < channels; c++)
+            for (long p = 0; p < pixels; p++) planes[c * pixels + p] = image[p * channels + c];
+}
+
+void forward_by_columns(const Shape& s, const float* x, const float* weight, const float* bias, float* out, uint8_t* which) {
+    constexpr int MOST = ACCUMULATORS / 4;
+    const int blocks = (s.outputs + MOST - 1) / MOST, block = blocks ? (s.outputs + blocks - 1) / blocks : 0;
+    std::vector<float> packed;  // block by block, tap by tap
+    for (int start = 0; start < s.outputs; start += block)
+        for (int c = 0; c < s.channels; c++)
+            for (int t = 0; t < s.kernel * s.kernel; t++)
+                for (int o = start; o < least(start + block, s.outputs); o++)
+                    packed.push_back(weight[long(o) * s.taps() + long(t) * s.channels + c]);
+    std::vector<float> planes(s.image() + 2 * LANES);  // of one image
+    for (int n = 0; n < s.samples; n++) {
+        const float* image = x + n * s.image();
+        split(image, s.channels, long(s.height) * s.width, planes.data());
+        for (int r = 0; r < s.rows(); r++)
+            for (int c = 0; c < s.columns(); c += LANES) {
+                const long at = n * s.pooled() + (long(r) * s.columns() + c) * s.outputs;
+                for (int start = 0; start < s.outputs; start += block)
+                    windows_of_block(s, start, least(block, s.outputs - start), least(LANES, s.columns() - c),
+                                     &planes[2L * r * s.width + 2 * c], &packed[size_t(start) * s.taps()], bias, out + at, which + at);
+            }
+    }
+}
+
+// --- backward --------------------------------------------------------------------------------------------------------------------
+
+// Patches lie anywhere, and a shorter vector crosses the border of a cache line less often.
+constexpr int WIDTH = 8;
+constexpr int WIDEST = 8;  // vectors of a row that one pass takes
 
 struct Gradient {  // of one output of the convolution that has one
     long at;       // where its patch starts
@@ -162,16 +225,16 @@ struct Gradient {  // of one output of the convolution that has one
 // Adds to R vectors of each of G rows of a kernel what all gradients of one output give.
 template <int R, int G>
 void add_rows(const Gradient* from, int count, const float* x, long line, float* sums, int stride) {
-    vec sum[G][R];
+    Of<WIDTH>::vec sum[G][R];
     for (int g = 0; g < G; g++)
-        for (int r = 0; r < R; r++) sum[g][r] = load(sums + g * stride + r * LANES);
+        for (int r = 0; r < R; r++) sum[g][r] = load<WIDTH>(sums + g * stride + r * WIDTH);
     for (int i = 0; i < count; i++) {
         const float* patch = x + from[i].at;
         for (int g = 0; g < G; g++)
-            for (int r = 0; r < R; r++) sum[g][r] += from[i].value * load(patch + g * line + r * LANES);
+            for (int r = 0; r < R; r++) sum[g][r] += from[i].value * load<WIDTH>(patch + g * line + r * WIDTH);
     }
     for (int g = 0; g < G; g++)
-        for (int r = 0; r < R; r++) store(sums + g * stride + r * LANES, sum[g][r]);
+        for (int r = 0; r < R; r++) store<WIDTH>(sums + g * stride + r * WIDTH, sum[g][r]);
 }
 
 template <int R, int G>
@@ -183,10 +246,10 @@ void add_kernel(const Shape& s, const Gradient* from, int count, const float* x,
 }
 
 void add_weights(const Shape& s, const Gradient* from, int count, const float* x, float* sums, int vectors) {
-    const int stride = vectors * LANES;
+    const int stride = vectors * WIDTH;
     for (int start = 0; start < vectors; start += WIDEST) {
-        const float* part = x + start * LANES;
-        float* to = sums + start * LANES;
+        const float* part = x + start * WIDTH;
+        float* to = sums + start * WIDTH;
         switch (vectors - start < WIDEST ? vectors - start : WIDEST) {
             case 1: add_kernel<1, 5>(s, from, count, part, to, stride); break;
             case 2: add_kernel<2, 5>(s, from, count, part, to, stride); break;
@@ -205,18 +268,18 @@ void add_inputs(const Shape& s, const Gradient* from, int count, const float* ro
     for (int i = 0; i < count; i++)
         for (int k = 0; k < s.kernel; k++) {
             float* to = grad_x + from[i].at + k * line;
-            const float* row = rows + k * vectors * LANES;
-            for (int v = 0; v < vectors; v++) store(to + v * LANES, load(to + v * LANES) + from[i].value * load(row + v * LANES));
+            const float* row = rows + k * vectors * WIDTH;
+            for (int v = 0; v < vectors; v++) store<WIDTH>(to + v * WIDTH, load<WIDTH>(to + v * WIDTH) + from[i].value * load<WIDTH>(row + v * WIDTH));
         }
 }
 
 void backward(const Shape& s, const float* x, const float* weight, const float* grad, const uint8_t* which, float* grad_weight,
               float* grad_bias, float* grad_x) {
-    const int vectors = up(s.row()), windows = s.rows() * s.columns();
-    const size_t kernel = size_t(s.kernel) * vectors * LANES;
+    const int vectors = (s.row() + WIDTH - 1) / WIDTH, windows = s.rows() * s.columns();
+    const size_t kernel = size_t(s.kernel) * vectors * WIDTH;
     std::vector<float> rows(s.outputs * kernel), sums(s.outputs * kernel);  // kernels whose rows are whole vectors
     for (long r = 0; r < long(s.outputs) * s.kernel; r++)
-        std::memcpy(&rows[r * vectors * LANES], weight + r * s.row(), sizeof(float) * s.row());
+        std::memcpy(&rows[r * vectors * WIDTH], weight + r * s.row(), sizeof(float) * s.row());
     const long line = long(s.width) * s.channels;
     const long places[5] = {0, s.channels, line, line + s.channels, 0};
     std::vector<long> corners(windows);
@@ -241,7 +304,7 @@ void backward(const Shape& s, const float* x, const float* weight, const float* 
             if (grad_x) add_inputs(s, found.data(), count, &rows[o * kernel], vectors, grad_x + n * s.image());
         }
     for (long r = 0; r < long(s.outputs) * s.kernel; r++)
-        std::memcpy(grad_weight + r * s.row(), &sums[r * vectors * LANES], sizeof(float) * s.row());
+        std::memcpy(grad_weight + r * s.row(), &sums[r * vectors * WIDTH], sizeof(float) * s.row());
 }
 
 }  // namespace
@@ -250,23 +313,28 @@ extern "C" {
 
 // Chosen images, channels last, inside a border that is left as it is.
 void gather(const float* images, const int64_t* chosen, int count, int channels, int height, int width, int border, float* out) {
-    const long line = long(width + 2 * border) * channels, image = (height + 2 * border) * line;
-    for (int n = 0; n < count; n++) {
-        const float* from = images + chosen[n] * channels * height * width;
-        float* to = out + n * image + border * line + border * channels;
-        for (int c = 0; c < channels; c++)
-            for (int h = 0; h < height; h++)
-                for (int w = 0; w < width; w++) to[h * line + w * channels + c] = *from++;
-    }
+    const long line = long(width + 2 * border) * channels, image = (height + 2 * border) * line, plane = long(height) * width;
+    for (int n = 0; n < count; n++)
+        for (int h = 0; h < height; h++) {
+            const float* from = images + chosen[n] * channels * plane + long(h) * width;
+            float* to = out + n * image + (h + border) * line + border * channels;
+            if (channels == 1) std::memcpy(to, from, sizeof(float) * width);
+            else if (channels == 3)
+                for (int w = 0; w < width; w++)
+                    for (int c = 0; c < 3; c++) to[w * 3 + c] = from[c * plane + w];
+            else
+                for (int c = 0; c < channels; c++)
+                    for (int w = 0; w < width; w++) to[w * channels + c] = from[c * plane + w];
+        }
 }
 
 // Of several networks, one after the other; `shared` says that all have the same inputs.
 void pooled_forward(int networks, int shared, Shape s, const float* x, const float* weight, const float* bias, float* out,
                     uint8_t* which) {
-    if (shared) return forward_shared(networks, s, x, weight, bias, out, which);
+    const auto forward = s.channels <= FEW ? forward_by_columns : forward_by_outputs;
     for (long k = 0; k < networks; k++)
-        Kernels(s, weight + k * s.weights(), bias + k * s.outputs)
-            .apply(s.samples, x + k * s.samples * s.image(), out + k * s.samples * s.pooled(), which + k * s.samples * s.pooled());
+        forward(s, x + (shared ? 0 : k * s.samples * s.image()), weight + k * s.weights(), bias + k * s.outputs,
+                out + k * s.samples * s.pooled(), which + k * s.samples * s.pooled());
 }
 
 void pooled_backward(int networks, int shared, Shape s, const float* x, const float* weight, const float* grad,
