@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spiritlevel.study import pooled
-from spiritlevel.study.lenets import outputs
 from spiritlevel.study.pooled import compiled, gather, how, pooled_convolution, roomy, with_border
+from spiritlevel.study.pooled_networks import outputs
 from spiritlevel.subjects.networks import build_model
 
 NO_COMPILER = "there is no C++ compiler here"
@@ -46,10 +46,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     torch.set_num_threads(threads)
 
 
-def by_torch(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+def by_torch(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, pool: int = 2) -> Tensor:
     """The step of every network by its definition."""
-    networks = len(weight)
-    made = [F.max_pool2d(F.conv2d(x[k % len(x)].permute(0, 3, 1, 2), weight[k], bias[k]), 2) for k in range(networks)]
+    maps = [F.conv2d(x[k % len(x)].permute(0, 3, 1, 2), weight[k], bias[k]) for k in range(len(weight))]
+    made = [F.max_pool2d(each, pool, stride=2, padding=pool - 2) for each in maps]
     stacked = torch.stack(made).permute(0, 1, 3, 4, 2)
     return torch.relu(stacked) if relu else stacked
 
@@ -66,8 +66,9 @@ def channels_last(weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("pool", [2, 3])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_are_those_of_torch(way, shape, shared, relu):
+def test_values_and_gradients_are_those_of_torch(way, shape, pool, shared, relu):
     networks, samples, channels, side, channels_out, kernel = shape
     generator = torch.Generator().manual_seed(0)
 
@@ -76,10 +77,10 @@ def test_values_and_gradients_are_those_of_torch(way, shape, shared, relu):
 
     x = with_border(draw(1 if shared else networks, samples, side, side, channels), 0)
     weight, bias = draw(networks, channels_out, channels, kernel, kernel), draw(networks, channels_out)
-    step = pooled_convolution(networks, relu=relu)
+    step = pooled_convolution(networks, relu=relu, pool=pool)
     out = step.forward(x, channels_last(weight), bias.flatten())
     exact = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
-    expected = by_torch(*exact, relu)
+    expected = by_torch(*exact, relu, pool)
     assert_near(out, expected)
 
     gradient = draw(*out.shape)
@@ -112,6 +113,19 @@ def test_of_equal_values_the_first_has_the_gradient_and_none_where_relu_cuts_at_
     assert torch.equal(inputs, expected[0])
 
 
+def test_of_equal_values_in_windows_that_overlap_the_first_has_the_gradient_of_each(way):
+    x = with_border(torch.ones(1, 1, 7, 7, 1), 0)
+    weight, bias = torch.ones(1, 1, 1, 3, 3), torch.zeros(1, 1)
+    step = pooled_convolution(1, relu=True, pool=3)
+    out = step.forward(x, channels_last(weight), bias.flatten())
+    weights, biases = torch.empty_like(channels_last(weight)), torch.empty(1)
+    inputs = step.backward(torch.ones_like(out), weights, biases, of_inputs=True)
+    of_torch = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    expected = torch.autograd.grad(by_torch(*of_torch, relu=True, pool=3).sum(), of_torch)
+    for found, exact in zip((inputs, weights, biases), expected, strict=True):
+        assert torch.equal(found.flatten(), exact.flatten())
+
+
 @pytest.mark.parametrize("relu", [True, False])
 def test_what_is_not_a_number_stays_so(way, relu):
     """Otherwise a training that diverged would seem to go on."""
@@ -132,9 +146,10 @@ def test_chosen_images_lie_inside_their_border(way):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("lenet5", (3, 32, 32)), ("lenet", (1, 8, 8)), ("lenet-caffe", (1, 28, 28))]
+    ("name", "shape"),
+    [("lenet5", (3, 32, 32)), ("lenet", (1, 8, 8)), ("lenet-caffe", (1, 28, 28)), ("alexnet", (3, 12, 12))],
 )
-def test_lenets_say_the_same_without_derivatives(way, name, shape):
+def test_networks_say_the_same_without_derivatives(way, name, shape):
     model = build_model(name, input_shape=shape, classes=10, seed=0)
     images = torch.randn(30, *shape)
     for x in (images[:0], images[3:8], images):

@@ -125,8 +125,10 @@ def test_lenets_that_start_from_other_weights_share_their_batches(shape, optimiz
         torch.testing.assert_close(weights(each), by_torch(cell, optimizer, **options), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("model", "shape"), [("lenet-caffe", "1x12x12"), ("lenet5", "1x28x28")])
-def test_a_lenet_alone_is_trained_as_torchs_optimizers_do(model, shape):
+@pytest.mark.parametrize(
+    ("model", "shape"), [("lenet-caffe", "1x12x12"), ("lenet5", "1x28x28"), ("alexnet", "3x12x12")]
+)
+def test_a_pooled_network_alone_is_trained_as_torchs_optimizers_do(model, shape):
     cell = config(model=model, data={"name": f"random:30,{shape},3,0"}, epochs=2, batch_size=8, momentum=0.9)
     (trained,) = run(cell)
     torch.testing.assert_close(weights(trained), by_torch(cell, torch.optim.SGD, momentum=0.9), rtol=1e-3, atol=1e-5)

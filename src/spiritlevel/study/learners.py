@@ -1,7 +1,8 @@
 """One step of training, for a single network or for several of one kind as one.
 
 Several seeds of a cell can be trained as one vectorized network (`torch.func.stack_module_state`, `vmap`), which is
-faster where a step is so small that its time is overhead. LeNets have a learner of their own (`lenets`).
+faster where a step is so small that its time is overhead. LeNets and AlexNets have a learner of their own
+(`pooled_networks`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A convolution, 2×2 max pooling and ReLU as one step of a training, forward and backward.
+"""A convolution, max pooling and ReLU as one step of a training, forward and backward.
 
-A gradient passes pooling at one of four places, and ReLU at some of those; a general convolution multiplies all the zeros. Compiled
+Windows of pooling lie two apart: 2×2, or 3×3 with a border of one. A gradient passes pooling at one of four places, and ReLU at some of those; a general convolution multiplies all the zeros. Compiled
 code that leaves them out takes a half to a third of the time of torch's on one thread. It is compiled once, where there is a C++
 compiler, and kept in the user's cache; where there is none, or where torch has several threads, torch computes the same.
 
@@ -53,10 +53,10 @@ class Pooled(Protocol):
         """Write the gradients of weights and biases; that of the inputs, if asked for."""
 
 
-def pooled_convolution(networks: int, *, relu: bool) -> Pooled:
-    """The step for so many networks, as fast as can be had here."""
+def pooled_convolution(networks: int, *, relu: bool, pool: int = 2) -> Pooled:
+    """The step for so many networks, with windows of 2×2 or 3×3, as fast as can be had here."""
     library = compiled() if torch.get_num_threads() == 1 else None
-    return _ByTorch(networks, relu) if library is None else _Compiled(library, networks, relu)
+    return _ByTorch(networks, relu, pool) if library is None else _Compiled(library, networks, relu, pool)
 
 
 def how() -> str:
@@ -98,15 +98,16 @@ def gather(images: Tensor, chosen: Tensor, border: int, out: Tensor) -> None:
 class _ByTorch:
     """The step by torch's own functions."""
 
-    def __init__(self, networks: int, relu: bool) -> None:
-        self.networks, self.relu = networks, relu
+    def __init__(self, networks: int, relu: bool, pool: int) -> None:
+        self.networks, self.relu, self.pool = networks, relu, pool
 
     @torch.enable_grad()
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         self.of = tuple(tensor.detach().requires_grad_() for tensor in (x, weight, bias))
         images, kernels, biases = self.of
         of_each = images.expand(self.networks, *x.shape[1:]), *(part.chunk(self.networks) for part in (kernels, biases))
-        made = [F.max_pool2d(F.conv2d(each.permute(0, 3, 1, 2), *of), 2) for each, *of in zip(*of_each, strict=True)]
+        maps = [F.conv2d(each.permute(0, 3, 1, 2), *of) for each, *of in zip(*of_each, strict=True)]
+        made = [F.max_pool2d(each, self.pool, stride=2, padding=self.pool - 2) for each in maps]
         pooled = torch.stack(made).permute(0, 1, 3, 4, 2)
         self.out = torch.relu(pooled) if self.relu else pooled
         return self.out.detach()
@@ -127,23 +128,24 @@ class _ByTorch:
 
 class _Shape(ctypes.Structure):
     _fields_ = tuple(
-        (name, ctypes.c_int) for name in ("samples", "height", "width", "channels", "outputs", "kernel", "relu")
+        (name, ctypes.c_int) for name in ("samples", "height", "width", "channels", "outputs", "kernel", "pool", "relu")
     )
 
 
 class _Compiled:
     """The step by compiled code, on one thread."""
 
-    def __init__(self, library: ctypes.CDLL, networks: int, relu: bool) -> None:
-        self.library, self.networks, self.relu = library, networks, relu
+    def __init__(self, library: ctypes.CDLL, networks: int, relu: bool, pool: int) -> None:
+        self.library, self.networks, self.relu, self.pool = library, networks, relu, pool
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         _, samples, height, width, channels = x.shape
         outputs, kernel = len(weight) // self.networks, weight.shape[-1]
         self.x, self.weight = x, weight
-        self.shape = _Shape(samples, height, width, channels, outputs, kernel, self.relu)
+        self.shape = _Shape(samples, height, width, channels, outputs, kernel, self.pool, self.relu)
         self.shared = len(x) < self.networks
-        out = roomy(self.networks, samples, (height - kernel + 1) // 2, (width - kernel + 1) // 2, outputs)
+        rows, columns = ((side - kernel + self.pool - 1) // 2 for side in (height, width))
+        out = roomy(self.networks, samples, rows, columns, outputs)
         self.which = torch.empty(out.shape, dtype=torch.uint8)
         self.library.pooled_forward(
             self.networks, self.shared, self.shape, _at(x), _at(weight), _at(bias), _at(out), _at(self.which)

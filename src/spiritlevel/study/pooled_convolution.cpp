@@ -1,4 +1,5 @@
-// A convolution, 2x2 max pooling and ReLU as one step, forward and backward, for images whose channels come last.
+// A convolution, max pooling and ReLU as one step, forward and backward, for images whose channels come last. Windows of pooling lie two
+// apart: 2x2, or 3x3 with a border of one, which overlap.
 //
 // Forward, the values of a window stay in registers until the largest is known. Backward, only that one has a gradient, and only if
 // ReLU let it pass: an eighth or so of the products of a general convolution is left, on rows of pixels that are contiguous. Those
@@ -19,7 +20,7 @@ constexpr int LANES = 8;
 constexpr int ACCUMULATORS = 12;
 #endif
 constexpr int FEW = 4;      // channels up to which columns, and not outputs, are taken side by side
-constexpr uint8_t CUT = 4;  // what `which` says where ReLU let nothing pass
+constexpr uint8_t CUT = 9;  // what `which` says where ReLU let nothing pass
 
 template <int L>
 struct Of {
@@ -35,9 +36,12 @@ inline void store(float* to, typename Of<L>::vec value) { *reinterpret_cast<type
 constexpr int least(int one, int other) { return one < other ? one : other; }
 
 struct Shape {
-    int samples, height, width, channels, outputs, kernel, relu;
-    int rows() const { return (height - kernel + 1) / 2; }
-    int columns() const { return (width - kernel + 1) / 2; }
+    int samples, height, width, channels, outputs, kernel, pool, relu;
+    int map_rows() const { return height - kernel + 1; }  // of the convolution
+    int map_columns() const { return width - kernel + 1; }
+    int border() const { return pool - 2; }  // of pooling
+    int rows() const { return (map_rows() + border()) / 2; }
+    int columns() const { return (map_columns() + border()) / 2; }
     int row() const { return kernel * channels; }  // floats of a kernel's row
     int taps() const { return kernel * row(); }
     long line() const { return long(width) * channels; }
@@ -48,26 +52,46 @@ struct Shape {
 
 // --- forward ---------------------------------------------------------------------------------------------------------------------
 
-// The largest of the four values of windows, the first of equal ones, as torch has it; NaN passes. And which of them it is.
+// The largest of the values of windows, the first of equal ones, as torch has it; NaN passes. And which of them it is.
 template <int L>
-inline void largest(const typename Of<L>::vec (&sums)[4], typename Of<L>::vec bias, bool relu, float* out, int32_t* which) {
-    typedef typename Of<L>::vec vec;
-    typedef typename Of<L>::ints ints;
-    vec best = sums[0];
-    ints place = {};
-    for (int32_t q = 1; q < 4; q++) {
-        const ints better = (sums[q] > best) | (sums[q] != sums[q]);
-        best = better ? sums[q] : best;
-        place = better ? ints{} + q : place;
+struct Largest {
+    typename Of<L>::vec best = {};
+    typename Of<L>::ints place = {};
+
+    inline void start(typename Of<L>::vec value, int32_t q) {
+        best = value;
+        place = typename Of<L>::ints{} + q;
     }
-    best += bias;
-    if (relu) {
-        const ints cut = best <= 0.0f;
-        best = cut ? vec{} : best;
-        place = cut ? ints{} + int32_t(CUT) : place;
+
+    inline void take(typename Of<L>::vec value, int32_t q) {
+        const typename Of<L>::ints better = (value > best) | (value != value);
+        best = better ? value : best;
+        place = better ? typename Of<L>::ints{} + q : place;
     }
-    std::memcpy(out, &best, sizeof(best));
-    std::memcpy(which, &place, sizeof(place));
+
+    // The first `count` of them, each `apart` from the next.
+    inline void write(typename Of<L>::vec bias, bool relu, int count, long apart, float* out, uint8_t* which) {
+        best += bias;
+        if (relu) {
+            const typename Of<L>::ints cut = best <= 0.0f;
+            best = cut ? typename Of<L>::vec{} : best;
+            place = cut ? typename Of<L>::ints{} + int32_t(CUT) : place;
+        }
+        float values[L];
+        int32_t places[L];
+        std::memcpy(values, &best, sizeof(best));
+        std::memcpy(places, &place, sizeof(place));
+        for (int i = 0; i < count; i++) out[i * apart] = values[i];
+        for (int i = 0; i < count; i++) which[i * apart] = uint8_t(places[i]);
+    }
+};
+
+template <int L>
+inline Largest<L> largest_of_four(const typename Of<L>::vec (&values)[4]) {
+    Largest<L> found;
+    found.start(values[0], 0);
+    for (int32_t q = 1; q < 4; q++) found.take(values[q], q);
+    return found;
 }
 
 // Outputs side by side: P windows beside each other, of L outputs each.
@@ -89,13 +113,8 @@ inline void windows(const Shape& s, const float* x, const float* packed, const f
             }
         }
     }
-    for (int p = 0; p < P; p++, out += s.outputs, which += s.outputs) {
-        float values[L];
-        int32_t places[L];
-        largest<L>(sums[p], load<L>(bias), s.relu, values, places);
-        std::memcpy(out, values, sizeof(float) * outputs);
-        for (int o = 0; o < outputs; o++) which[o] = uint8_t(places[o]);
-    }
+    for (int p = 0; p < P; p++, out += s.outputs, which += s.outputs)
+        largest_of_four<L>(sums[p]).write(load<L>(bias), s.relu, outputs, 1, out, which);
 }
 
 // The windows of one row, as many at once as registers allow.
@@ -105,6 +124,46 @@ inline void row_of_windows(const Shape& s, int count, const float* x, const floa
     for (; count >= P; count -= P, x += 2 * P * s.channels, out += P * s.outputs, which += P * s.outputs)
         windows<L, P>(s, x, packed, bias, out, which, outputs);
     if constexpr (P > 1) row_of_windows<L, P - 1>(s, count, x, packed, bias, out, which, outputs);
+}
+
+// P values of the convolution beside each other, of L outputs each.
+template <int L, int P>
+inline void values(const Shape& s, const float* x, const float* packed, float* map) {
+    typename Of<L>::vec sums[P] = {};
+    const int taps = s.row(), next = s.channels;
+    for (int i = 0; i < s.kernel; i++)
+        for (int t = 0; t < taps; t++, packed += L) {
+            const typename Of<L>::vec weight = load<L>(packed);
+            for (int p = 0; p < P; p++) sums[p] += x[i * s.line() + t + p * next] * weight;
+        }
+    for (int p = 0; p < P; p++) store<L>(map + p * L, sums[p]);
+}
+
+template <int L, int P = LANES>
+inline void row_of_values(const Shape& s, int count, const float* x, const float* packed, float* map) {
+    for (; count >= P; count -= P, x += P * s.channels, map += P * L) values<L, P>(s, x, packed, map);
+    if constexpr (P > 1) row_of_values<L, P / 2>(s, count, x, packed, map);
+}
+
+// Windows of one image that overlap: every value is computed once, and read by all windows that it lies in.
+template <int L>
+void overlapping(const Shape& s, const float* x, const float* packed, const float* bias, float* map, float* out, uint8_t* which, int outputs) {
+    const int height = s.map_rows(), width = s.map_columns();
+    for (int y = 0; y < height; y++) row_of_values<L>(s, width, x + y * s.line(), packed, map + long(y) * width * L);
+    for (int r = 0; r < s.rows(); r++)
+        for (int c = 0; c < s.columns(); c++, out += s.outputs, which += s.outputs) {
+            Largest<L> found;
+            bool any = false;
+            for (int q = 0; q < s.pool * s.pool; q++) {
+                const int y = 2 * r - s.border() + q / s.pool, z = 2 * c - s.border() + q % s.pool;
+                if (y < 0 || z < 0 || y >= height || z >= width) continue;
+                const typename Of<L>::vec value = load<L>(map + (long(y) * width + z) * L);
+                if (any) found.take(value, q);
+                else found.start(value, q);
+                any = true;
+            }
+            found.write(load<L>(bias), s.relu, outputs, 1, out, which);
+        }
 }
 
 // L outputs from `start` on, of all samples.
@@ -118,11 +177,18 @@ void some_outputs(const Shape& s, int start, const float* x, const float* weight
         for (int t = 0; t < taps; t++) packed[size_t(t) * L + o] = from[t];
         biases[o] = bias[start + o];
     }
-    for (int n = 0; n < s.samples; n++)
+    std::vector<float> map(s.border() ? size_t(s.map_rows()) * s.map_columns() * L : 0);
+    for (int n = 0; n < s.samples; n++) {
+        if (s.border()) {
+            const long at = n * s.pooled() + start;
+            overlapping<L>(s, x + n * s.image(), packed.data(), biases, map.data(), out + at, which + at, outputs);
+            continue;
+        }
         for (int r = 0; r < s.rows(); r++) {
             const long at = n * s.pooled() + long(r) * s.columns() * s.outputs + start;
             row_of_windows<L>(s, s.columns(), x + n * s.image() + 2 * r * s.line(), packed.data(), biases, out + at, which + at, outputs);
         }
+    }
 }
 
 void forward_by_outputs(const Shape& s, const float* x, const float* weight, const float* bias, float* out, uint8_t* which) {
@@ -157,15 +223,11 @@ inline void windows_of(const Shape& s, int start, int count, const float* planes
     float sums[B][2][2 * LANES];
     two_lines<B>(s, planes, packed, sums);
     for (int b = 0; b < B; b++) {
-        float quarters[4][LANES], values[LANES];
-        int32_t places[LANES];
+        float quarters[4][LANES];
         for (int q = 0; q < 4; q++)
             for (int c = 0; c < LANES; c++) quarters[q][c] = sums[b][q / 2][2 * c + q % 2];
         const vec of[4] = {load(quarters[0]), load(quarters[1]), load(quarters[2]), load(quarters[3])};
-        largest<LANES>(of, vec{} + bias[start + b], s.relu, values, places);
-        const long outputs = s.outputs;
-        for (int c = 0; c < count; c++) out[c * outputs + start + b] = values[c];
-        for (int c = 0; c < count; c++) which[c * outputs + start + b] = uint8_t(places[c]);
+        largest_of_four<LANES>(of).write(vec{} + bias[start + b], s.relu, count, s.outputs, out + start + b, which + start + b);
     }
 }
 
@@ -281,9 +343,11 @@ void backward(const Shape& s, const float* x, const float* weight, const float* 
     for (long r = 0; r < long(s.outputs) * s.kernel; r++)
         std::memcpy(&rows[r * vectors * WIDTH], weight + r * s.row(), sizeof(float) * s.row());
     const long line = long(s.width) * s.channels;
-    const long places[5] = {0, s.channels, line, line + s.channels, 0};
+    long places[CUT + 1] = {};
+    for (int q = 0; q < s.pool * s.pool; q++) places[q] = q / s.pool * line + long(q % s.pool) * s.channels;
     std::vector<long> corners(windows);
-    for (int w = 0; w < windows; w++) corners[w] = 2 * (w / s.columns()) * line + 2L * (w % s.columns()) * s.channels;
+    for (int w = 0; w < windows; w++)
+        corners[w] = (2 * (w / s.columns()) - s.border()) * line + (2L * (w % s.columns()) - s.border()) * s.channels;
     std::vector<Gradient> found(windows + 1);
     std::memset(grad_bias, 0, sizeof(float) * s.outputs);
     if (grad_x) std::memset(grad_x, 0, sizeof(float) * s.samples * s.image());
@@ -331,7 +395,7 @@ void gather(const float* images, const int64_t* chosen, int count, int channels,
 // Of several networks, one after the other; `shared` says that all have the same inputs.
 void pooled_forward(int networks, int shared, Shape s, const float* x, const float* weight, const float* bias, float* out,
                     uint8_t* which) {
-    const auto forward = s.channels <= FEW ? forward_by_columns : forward_by_outputs;
+    const auto forward = s.channels <= FEW && !s.border() ? forward_by_columns : forward_by_outputs;
     for (long k = 0; k < networks; k++)
         forward(s, x + (shared ? 0 : k * s.samples * s.image()), weight + k * s.weights(), bias + k * s.outputs,
                 out + k * s.samples * s.pooled(), which + k * s.samples * s.pooled());

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from spiritlevel.study.along import Kept, Mark, Scores, Watch, kept_at, kept_from_dict, kept_to_dict
 from spiritlevel.study.evaluation import Evaluation, gradient_norm
 from spiritlevel.study.learners import Alone, Learner, Together
-from spiritlevel.study.lenets import LeNets, is_lenet, outputs
 from spiritlevel.study.pooled import how
+from spiritlevel.study.pooled_networks import PooledNetworks, is_pooled_network, outputs
 from spiritlevel.study.samples import Samples, noisy_labels, seed_for
 from spiritlevel.study.settings import CellConfig, TrainingSection
 from spiritlevel.study.trail import Place, Trail, first_crossing
@@ -97,14 +97,14 @@ def ensemble_size(config: CellConfig, model: nn.Module, seeds: int) -> int:
 def shares_batches(config: CellConfig, model: nn.Module) -> bool:
     """Whether networks of other starting weights are trained with this one, on the same batches, because that is faster.
 
-    Only of the built-in LeNets it is known what they compute.
+    Only of the built-in LeNets and AlexNets it is known what they compute.
     """
     small = config.training.batch_size <= LARGEST_SHARED_BATCH
-    return small and _is_known_lenet(config, model) and config.training.ensemble is None
+    return small and _is_pooled_network(config, model) and config.training.ensemble is None
 
 
-def _is_known_lenet(config: CellConfig, model: nn.Module) -> bool:
-    return is_lenet(model) and not is_own_model(config.model.name)
+def _is_pooled_network(config: CellConfig, model: nn.Module) -> bool:
+    return is_pooled_network(model) and not is_own_model(config.model.name)
 
 
 # Told after an epoch that is evaluated: which, and the train losses of those still in training, by position.
@@ -117,7 +117,7 @@ def train(
     after_epoch: AfterEpoch | None = None,
     unfinished: Unfinished | None = None,
 ) -> list[Trained]:
-    """Train the cells, which may differ in their seed only, or LeNets in how they start only; more than one as an ensemble.
+    """Train the cells, which may differ in their seed only, or LeNets and AlexNets in how they start only; more than one as an ensemble.
 
     Repeatable bit for bit with the same cells, machine and number of threads, also where a training that was stopped goes on from
     what is in `unfinished`. The global generator is left as it was.
@@ -206,14 +206,14 @@ class _Course:
 def _computing(learner: Learner) -> str:
     """What the last places of a training depend on besides its settings."""
     plain = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-    return f"{plain}, convolutions {how()}" if isinstance(learner, LeNets) else plain
+    return f"{plain}, convolutions {how()}" if isinstance(learner, PooledNetworks) else plain
 
 
 def _learner(configs: Sequence[CellConfig], runs: Sequence[_Run]) -> Learner:
     training = configs[0].training
     same_batches = len({config.seed for config in configs}) == 1
-    if same_batches and _is_known_lenet(configs[0], runs[0].model):
-        return LeNets(runs, training)
+    if same_batches and _is_pooled_network(configs[0], runs[0].model):
+        return PooledNetworks(runs, training)
     return Alone(runs[0], training) if len(runs) == 1 else Together(runs, training)
 
 
@@ -247,7 +247,7 @@ class _Run:
         self.generator = torch.Generator().manual_seed(seed_for(config.seed, "batches"))
         self.curve: list[Epoch] = []
         self.watch = Watch(config.measure, len(self.x), config.training.batch_size)
-        known = _is_known_lenet(config, self.model)
+        known = _is_pooled_network(config, self.model)
         self.evaluation = Evaluation(self.x, self.y, outputs) if known else Evaluation(self.x, self.y)
         self.trail = Trail(self.model)
         self.along: list[Kept] = []

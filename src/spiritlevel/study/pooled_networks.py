@@ -1,4 +1,4 @@
-"""One step of training for LeNets, one or several on the same batches, with the derivatives written out.
+"""One step of training for LeNets and AlexNets, one or several on the same batches, with the derivatives written out.
 
 Networks that see the same batches, because they differ in their starting weights only, share their images: the first convolution
 has the outputs of all of them, and dense layers are batched products. Gradients are written where the optimizer reads them.
@@ -14,22 +14,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spiritlevel.study.learners import Learned, Optimizer, in_one_vector
-from spiritlevel.study.pooled import gather, pooled_convolution, roomy, with_border
+from spiritlevel.study.pooled import Pooled, gather, pooled_convolution, roomy, with_border
 from spiritlevel.study.settings import TrainingSection
-from spiritlevel.subjects.networks.convolutional import CaffeLeNet, LeNet
+from spiritlevel.subjects.networks.convolutional import AlexNet, CaffeLeNet, LeNet
+
+# Networks of two convolutions, each followed by max pooling and, but for Caffe's LeNet, by ReLU, and of dense layers with ReLU
+# between them; with the side of the windows of pooling.
+WINDOWS: dict[type[nn.Module], int] = {LeNet: 2, CaffeLeNet: 2, AlexNet: 3}
 
 
-def is_lenet(model: nn.Module) -> bool:
+def is_pooled_network(model: nn.Module) -> bool:
     """Whether it is known what the network computes: of subclasses it is not."""
-    return type(model) in (LeNet, CaffeLeNet)
+    return type(model) in WINDOWS
+
+
+def _stages(model: nn.Module, networks: int) -> list[tuple[Pooled, nn.Conv2d]]:
+    """The steps of so many such networks, and the convolutions of the one at hand."""
+    assert isinstance(model, LeNet | CaffeLeNet | AlexNet)
+    relu, pool = not isinstance(model, CaffeLeNet), WINDOWS[type(model)]
+    return [(pooled_convolution(networks, relu=relu, pool=pool), of) for of in (model.conv1, model.conv2)]
 
 
 def outputs(model: nn.Module, x: Tensor) -> Tensor:
-    """What a LeNet says of images, without derivatives, as fast as it is trained."""
-    assert isinstance(model, LeNet | CaffeLeNet)
-    stages = [(pooled_convolution(1, relu=isinstance(model, LeNet)), of) for of in (model.conv1, model.conv2)]
+    """What such a network says of images, without derivatives, as fast as it is trained."""
     h = x.permute(0, 2, 3, 1)[None]
-    for stage, convolution in stages:
+    for stage, convolution in _stages(model, 1):
         weight = convolution.weight.detach().contiguous(memory_format=torch.channels_last)
         assert convolution.bias is not None
         h = stage.forward(with_border(h, int(convolution.padding[0])), weight, convolution.bias.detach())
@@ -41,8 +50,8 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
     return said
 
 
-class LeNets:
-    """LeNets on the same batches as one.
+class PooledNetworks:
+    """Such networks on the same batches as one.
 
     Every tensor holds the networks one after the other along its first axis, and the modules of the runs see their part of it.
     """
@@ -55,7 +64,6 @@ class LeNets:
     def _join(self) -> None:
         """Make one tensor of every parameter of the runs, and let the modules of the runs see their part of it."""
         model, count = self.runs[0].model, len(self.runs)
-        assert isinstance(model, LeNet | CaffeLeNet)
         of_all = list(zip(*(run.model.parameters() for run in self.runs), strict=True))
         convolutions, dense = of_all[:4], of_all[4:]
         self.leaves = [torch.cat([each.detach() for each in parameters]) for parameters in convolutions]
@@ -66,8 +74,9 @@ class LeNets:
             for parameter, part in zip(parameters, torch.chunk(leaf, count), strict=True):
                 parameter.data = part.view(parameter.shape)
         self.labels = torch.stack([run.y for run in self.runs])
-        self.borders = [int(convolution.padding[0]) for convolution in (model.conv1, model.conv2)]
-        self.stages = [pooled_convolution(count, relu=isinstance(model, LeNet)) for _ in self.borders]
+        stages = _stages(model, count)
+        self.stages = [stage for stage, _ in stages]
+        self.borders = [int(convolution.padding[0]) for _, convolution in stages]
         self.images = torch.empty(0)
 
     def set_learning_rate(self, rate: float) -> None:
