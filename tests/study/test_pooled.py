@@ -1,8 +1,10 @@
-"""Convolution, pooling and ReLU as one step: against torch's own derivatives in double precision, and where nothing is compiled."""
+"""Convolution, pooling and ReLU as one step, and dense layers as one: against torch's own derivatives in double precision, and where nothing is compiled."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import shutil
 
 import pytest
@@ -10,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spiritlevel.study import pooled
-from spiritlevel.study.pooled import compiled, gather, how, pooled_convolution, roomy, with_border
+from spiritlevel.study import compiling
+from spiritlevel.study.compiling import compiled, how
+from spiritlevel.study.dense_layers import ROOM, dense_layers
+from spiritlevel.study.pooled import gather, pooled_convolution, roomy, with_border
 from spiritlevel.study.pooled_networks import outputs
 from spiritlevel.subjects.networks import build_model
 
@@ -36,11 +40,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     if request.param == "torch":
-        monkeypatch.setattr(pooled, "compiled", lambda: None)
+        monkeypatch.setattr(compiling, "compiled", lambda: None)
     elif request.param != "compiled":
-        monkeypatch.setattr(pooled, "X86", dict.fromkeys(pooled.X86, pooled.AVX2))
-        monkeypatch.setattr(pooled, "compiled", functools.cache(compiled.__wrapped__))
-    if request.param != "torch" and pooled.compiled() is None:
+        monkeypatch.setattr(compiling, "X86", dict.fromkeys(compiling.X86, compiling.AVX2))
+        monkeypatch.setattr(compiling, "compiled", functools.cache(compiled.__wrapped__))
+    if request.param != "torch" and compiling.compiled() is None:
         pytest.skip(NO_COMPILER)
     yield request.param
     torch.set_num_threads(threads)
@@ -157,6 +161,54 @@ def test_networks_say_the_same_without_derivatives(way, name, shape):
             torch.testing.assert_close(outputs(model, x), model(x), rtol=1e-5, atol=1e-5)
 
 
+# networks, samples, channels, side, sizes of the layers
+DENSE = [
+    (1, 4, 16, 5, (120, 84, 10)),
+    (3, 4, 16, 5, (120, 84, 10)),
+    (2, 33, 5, 2, (7, 10)),
+    (1, 130, 50, 4, (50, 10)),
+    (1, 1, 3, 1, (3,)),
+    (1, 9, 16, 4, (96, 48, 10)),
+]
+
+
+@pytest.mark.parametrize("shape", DENSE)
+def test_losses_and_gradients_of_dense_layers_are_those_of_torch(way, shape):
+    networks, samples, channels, side, sizes = shape
+    generator = torch.Generator().manual_seed(0)
+    sizes = (channels * side * side, *sizes)
+    shapes = [
+        each for pair in itertools.pairwise(sizes) for each in ((networks, pair[1], pair[0]), (networks, 1, pair[1]))
+    ]
+    room = torch.full((sum(math.prod(each) for each in shapes) + ROOM,), torch.nan)
+    room[-ROOM:] = 0  # weights may be read a little beyond their end; nothing else is
+    parts = torch.split(room[:-ROOM], [math.prod(each) for each in shapes])
+    tensors = [part.view(each) for part, each in zip(parts, shapes, strict=True)]
+    for tensor in tensors:
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) / tensor.shape[-1] ** 0.5)
+    gradients = [torch.full_like(tensor, torch.nan) for tensor in tensors]
+    images = torch.randn(networks, samples, side, side, channels, generator=generator)
+    labels = torch.randint(sizes[-1], (networks, samples), generator=generator)
+    layers, of_layers = (list(zip(of[::2], of[1::2], strict=True)) for of in (tensors, gradients))
+    losses, of_images = dense_layers()(images, labels, layers, of_layers)
+
+    exact = [tensor.double().requires_grad_() for tensor in (images, *tensors)]
+    h = exact[0].permute(0, 1, 4, 2, 3).flatten(2)
+    for position, (weight, bias) in enumerate(zip(exact[1::2], exact[2::2], strict=True)):
+        h = (torch.relu(h) if position else h) @ weight.mT + bias
+    expected = torch.stack([F.cross_entropy(out, label) for out, label in zip(h, labels, strict=True)])
+    assert_near(losses, expected)
+    for found, of_torch in zip((of_images, *gradients), torch.autograd.grad(expected.sum(), exact), strict=True):
+        assert_near(found, of_torch)
+
+
+def test_outputs_that_are_not_a_number_have_a_loss_that_is_none(way):
+    weight, bias = torch.full((1, 2, 16), torch.nan), torch.zeros(1, 1, 2)
+    layers, gradients = [(weight, bias)], [(torch.empty_like(weight), torch.empty_like(bias))]
+    losses, _ = dense_layers()(torch.ones(1, 3, 1, 1, 16), torch.zeros(1, 3, dtype=torch.long), layers, gradients)
+    assert losses.isnan().all()
+
+
 # --- compiling --------------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +233,7 @@ def test_it_is_compiled_once_and_kept(fresh, monkeypatch):
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
 def test_without_a_compiler_that_works_torch_computes_it(fresh, monkeypatch, compiler):
-    monkeypatch.setattr(pooled, "COMPILERS", (compiler,))
+    monkeypatch.setattr(compiling, "COMPILERS", (compiler,))
     monkeypatch.delenv("CXX", raising=False)
     assert compiled() is None
     assert how() == "by torch"

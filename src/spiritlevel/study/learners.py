@@ -124,10 +124,13 @@ class Alone:
         raise AssertionError("a single network is kept or its training ends")
 
 
-def in_one_vector(parameters: Sequence[Tensor], *, thin: bool) -> tuple[Tensor, Tensor]:
-    """Let parameters, and their gradients, be views of one vector each; kernels channels last if they are `thin`."""
+def in_one_vector(parameters: Sequence[Tensor], *, thin: bool, room: int = 0) -> tuple[Tensor, Tensor]:
+    """Let parameters, and their gradients, be views of one vector each; kernels channels last if they are `thin`.
+
+    Behind the vector of parameters lie `room` zeros, for code that reads beyond it.
+    """
     sizes = [parameter.numel() for parameter in parameters]
-    weights = torch.empty(sum(sizes))
+    weights = torch.zeros(sum(sizes) + room)[: sum(sizes)]
     gradients = torch.zeros_like(weights)
     parts = zip(torch.split(weights, sizes), torch.split(gradients, sizes), strict=True)
     for parameter, (value, gradient) in zip(parameters, parts, strict=True):

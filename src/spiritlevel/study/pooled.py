@@ -1,8 +1,8 @@
 """A convolution, max pooling and ReLU as one step of a training, forward and backward.
 
-Windows of pooling lie two apart: 2×2, or 3×3 with a border of one. A gradient passes pooling at one of four places, and ReLU at some of those; a general convolution multiplies all the zeros. Compiled
-code that leaves them out takes a half to a third of the time of torch's on one thread. It is compiled once, where there is a C++
-compiler, and kept in the user's cache; where there is none, or where torch has several threads, torch computes the same.
+Windows of pooling lie two apart: 2×2, or 3×3 with a border of one. A gradient passes pooling at one of four places, and ReLU at some
+of those; a general convolution multiplies all the zeros. Compiled code that leaves them out takes a half to a third of the time of
+torch's.
 
 Images have their channels last, (networks, samples, height, width, channels); one network's images may be for all. Kernels are those
 of all networks, one after the other, with channels last in memory.
@@ -11,33 +11,15 @@ of all networks, one after the other, with channels last in memory.
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import sys
-from importlib import resources
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spiritlevel.saved import user_cache
+from spiritlevel.study import compiling
+from spiritlevel.study.compiling import address
 
-SOURCE = "pooled_convolution.cpp"
-FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
-LONGEST = 300.0  # seconds that a compiler may take
-COMPILERS = ("c++", "g++", "clang++")
-# What a compiler may use of a processor of x86, by what torch calls it.
-AVX2 = ("-mavx2", "-mfma")
-X86 = {
-    "AVX2": AVX2,
-    "AVX512": (*AVX2, "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mprefer-vector-width=512"),
-}
 # Backward, the compiled code has vectors of eight numbers and reads, or adds zeros to, as many as fill the last one.
 ROOM = 8
 
@@ -55,13 +37,8 @@ class Pooled(Protocol):
 
 def pooled_convolution(networks: int, *, relu: bool, pool: int = 2) -> Pooled:
     """The step for so many networks, with windows of 2×2 or 3×3, as fast as can be had here."""
-    library = compiled() if torch.get_num_threads() == 1 else None
+    library = compiling.library()
     return _ByTorch(networks, relu, pool) if library is None else _Compiled(library, networks, relu, pool)
-
-
-def how() -> str:
-    """What computes the step here, in words."""
-    return "by compiled code" if torch.get_num_threads() == 1 and compiled() is not None else "by torch"
 
 
 def roomy(*shape: int) -> Tensor:
@@ -84,12 +61,12 @@ def with_border(x: Tensor, border: int) -> Tensor:
 
 def gather(images: Tensor, chosen: Tensor, border: int, out: Tensor) -> None:
     """Chosen images (samples, channels, height, width), channels last, into the middle of `out`."""
-    library = compiled()
+    library = compiling.compiled()
     if library is None:
         inside = slice(border, -border or None)
         out[0, : len(chosen), inside, inside] = images[chosen].permute(0, 2, 3, 1)
     else:
-        library.gather(_at(images), _at(chosen), len(chosen), *images.shape[1:], border, _at(out))
+        library.gather(address(images), address(chosen), len(chosen), *images.shape[1:], border, address(out))
 
 
 # --- by torch ---------------------------------------------------------------------------------------------------------
@@ -148,7 +125,14 @@ class _Compiled:
         out = roomy(self.networks, samples, rows, columns, outputs)
         self.which = torch.empty(out.shape, dtype=torch.uint8)
         self.library.pooled_forward(
-            self.networks, self.shared, self.shape, _at(x), _at(weight), _at(bias), _at(out), _at(self.which)
+            self.networks,
+            self.shared,
+            self.shape,
+            address(x),
+            address(weight),
+            address(bias),
+            address(out),
+            address(self.which),
         )
         return out
 
@@ -158,59 +142,7 @@ class _Compiled:
         inputs = roomy(*self.x.shape) if of_inputs else None
         gradient = gradient.contiguous()
         self.library.pooled_backward(
-            self.networks, self.shared, self.shape, _at(self.x), _at(self.weight), _at(gradient), _at(self.which),
-            _at(weight_gradient), _at(bias_gradient), None if inputs is None else _at(inputs),
+            self.networks, self.shared, self.shape, address(self.x), address(self.weight), address(gradient), address(self.which),
+            address(weight_gradient), address(bias_gradient), None if inputs is None else address(inputs),
         )  # fmt: skip
         return inputs
-
-
-def _at(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
-@functools.cache
-def compiled() -> ctypes.CDLL | None:
-    """The compiled code, from the cache or compiled now; None where that is not possible."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or COMPILERS[0], *COMPILERS))), None)
-    instructions = _instructions()
-    if instructions is None:
-        return None
-    source = resources.files("spiritlevel.study") / SOURCE
-    made_of = "\n".join(
-        (
-            source.read_text(encoding="utf-8"),
-            sys.platform,
-            platform.machine(),
-            *platform.libc_ver(),
-            *FLAGS,
-            *instructions,
-        )
-    )
-    path = user_cache() / "compiled" / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
-    try:
-        if not path.is_file():
-            if compiler is None:
-                return None
-            with resources.as_file(source) as file:
-                _compile([compiler, *FLAGS, *instructions, os.fspath(file)], path)
-        return ctypes.CDLL(os.fspath(path))
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _compile(command: list[str], path: Path) -> None:
-    """Into a file of its own first: several workers may start at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_suffix(f".{os.getpid()}")
-    try:
-        subprocess.run([*command, "-o", half], check=True, capture_output=True, timeout=LONGEST)
-        os.replace(half, path)
-    finally:
-        half.unlink(missing_ok=True)
-
-
-def _instructions() -> tuple[str, ...] | None:
-    """What to ask of the compiler, the same for all processors that can use it; None where it is not known to gain."""
-    if platform.machine() in ("x86_64", "AMD64"):
-        return X86.get(torch.backends.cpu.get_cpu_capability())
-    return () if platform.machine() in ("arm64", "aarch64") else None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spiritlevel.study.dense_layers import ROOM, dense_layers
 from spiritlevel.study.learners import Learned, Optimizer, in_one_vector
 from spiritlevel.study.pooled import Pooled, gather, pooled_convolution, roomy, with_border
 from spiritlevel.study.settings import TrainingSection
@@ -68,7 +69,7 @@ class PooledNetworks:
         convolutions, dense = of_all[:4], of_all[4:]
         self.leaves = [torch.cat([each.detach() for each in parameters]) for parameters in convolutions]
         self.leaves += [torch.stack([_as_matrix(each.detach()) for each in parameters]) for parameters in dense]
-        self.weights, gradient = in_one_vector(self.leaves, thin=True)
+        self.weights, gradient = in_one_vector(self.leaves, thin=True, room=ROOM)
         self.gradient, self.gradients = gradient, [_gradient(leaf) for leaf in self.leaves]
         for parameters, leaf in zip(of_all, self.leaves, strict=True):
             for parameter, part in zip(parameters, torch.chunk(leaf, count), strict=True):
@@ -77,6 +78,7 @@ class PooledNetworks:
         stages = _stages(model, count)
         self.stages = [stage for stage, _ in stages]
         self.borders = [int(convolution.padding[0]) for _, convolution in stages]
+        self.dense = dense_layers()
         self.images = torch.empty(0)
 
     def set_learning_rate(self, rate: float) -> None:
@@ -85,20 +87,10 @@ class PooledNetworks:
     @torch.no_grad()
     def step(self, batch: Tensor) -> Tensor:
         chosen = batch[0]
-        labels = self.labels[:, chosen]
         features = self._features(chosen)
-        inputs = [features.permute(0, 1, 4, 2, 3).flatten(2)]
-        pairs = list(zip(self.leaves[4::2], self.leaves[5::2], strict=True))
-        for weight, bias in pairs[:-1]:
-            inputs.append(torch.baddbmm(bias, inputs[-1], weight.mT).relu_())
-        weight, bias = pairs[-1]
-        logs = F.log_softmax(torch.baddbmm(bias, inputs[-1], weight.mT), dim=-1)
-        losses = -logs.gather(2, labels[..., None]).squeeze(2).mean(1)
-        of_outputs = logs.exp_()
-        of_outputs.scatter_add_(2, labels[..., None], of_outputs.new_full((*labels.shape, 1), -1.0)).div_(len(chosen))
-        of_features = self._back_through_dense(inputs, of_outputs)
-        *first, height, width, channels = features.shape
-        self._back_through_stages(of_features.view(*first, channels, height, width).permute(0, 1, 3, 4, 2))
+        pairs, of_pairs = (list(zip(of[4::2], of[5::2], strict=True)) for of in (self.leaves, self.gradients))
+        losses, of_features = self.dense(features, self.labels[:, chosen], pairs, of_pairs)
+        self._back_through_stages(of_features)
         self.optimizer.step(self.gradient)
         return losses
 
@@ -116,17 +108,6 @@ class PooledNetworks:
             self.images = roomy(1, len(chosen), height + 2 * border, width + 2 * border, channels).zero_()
         gather(self.x, chosen, border, self.images)
         return self.images
-
-    def _back_through_dense(self, inputs: Sequence[Tensor], gradient: Tensor) -> Tensor:
-        """Write the gradients of the dense layers, given that of the outputs; the gradient of their first inputs."""
-        for position in reversed(range(len(inputs))):
-            weights, biases = self.gradients[4 + 2 * position], self.gradients[5 + 2 * position]
-            torch.bmm(gradient.mT, inputs[position], out=weights)
-            torch.sum(gradient, 1, keepdim=True, out=biases)
-            gradient = torch.bmm(gradient, self.leaves[4 + 2 * position])
-            if position:
-                gradient.mul_(inputs[position] > 0)
-        return gradient
 
     def _back_through_stages(self, gradient: Tensor) -> None:
         """Write the gradients of the convolutions, given that of what they make."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.study.along import Kept, Mark, Scores, Watch, kept_at, kept_from_dict, kept_to_dict
+from spiritlevel.study.compiling import how
 from spiritlevel.study.evaluation import Evaluation, gradient_norm
 from spiritlevel.study.learners import Alone, Learner, Together
-from spiritlevel.study.pooled import how
 from spiritlevel.study.pooled_networks import PooledNetworks, is_pooled_network, outputs
 from spiritlevel.study.samples import Samples, noisy_labels, seed_for
 from spiritlevel.study.settings import CellConfig, TrainingSection

@@ -1,0 +1,30 @@
+// Vectors of floats as the compiler has them for this processor: sixteen where there are registers for that, else eight.
+
+#pragma once
+
+#include <cstdint>
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int LANES = 16;
+constexpr int ACCUMULATORS = 24;  // vectors of sums that fit into the registers beside operands
+#else
+constexpr int LANES = 8;
+constexpr int ACCUMULATORS = 12;
+#endif
+
+template <int L>
+struct Of {
+    typedef float vec __attribute__((vector_size(4 * L), aligned(4), may_alias));
+    typedef int32_t ints __attribute__((vector_size(4 * L), aligned(4), may_alias));
+};
+typedef Of<LANES>::vec vec;
+
+template <int L = LANES>
+inline typename Of<L>::vec load(const float* from) { return *reinterpret_cast<const typename Of<L>::vec*>(from); }
+template <int L = LANES>
+inline void store(float* to, typename Of<L>::vec value) { *reinterpret_cast<typename Of<L>::vec*>(to) = value; }
+constexpr int least(int one, int other) { return one < other ? one : other; }
+
+}  // namespace
