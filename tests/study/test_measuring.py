@@ -73,6 +73,21 @@ def test_a_random_rescaling_moves_the_trace_and_leaves_kappa(network):
     assert found["attacks"] == []
 
 
+def test_every_network_of_a_seed_is_rescaled_by_factors_of_its_own(network):
+    """Equal ones would leave the order of plain measures as it was, however random they are."""
+    data = measured_samples(config(), load_samples(config().data))
+    cell = config(rescale=[5, 25], measures=["kappa_trace_sum"])
+
+    def factors(**training: object) -> list[float]:
+        changed = cell.training.model_copy(update=training)
+        found = measure_cell(cell.model_copy(update={"training": changed}), network, data)
+        return list(found["rescaling"].values())
+
+    assert factors() == factors() == factors(epochs=7, ensemble=2)  # how long it may take says nothing of the network
+    for other in (factors(batch_size=4), factors(learning_rate=0.2)):
+        assert all(one != pytest.approx(another, rel=1e-3) for one, another in zip(factors(), other, strict=True))
+
+
 def test_random_factors_are_symmetries_of_every_kind_of_network():
     for name in ("lenet", "resnet8", "convnet"):
         model = build_model(name, input_shape=(1, 16, 16), classes=3).eval()

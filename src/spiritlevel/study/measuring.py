@@ -40,12 +40,12 @@ def measure_cell(config: CellConfig, model: nn.Module, data: Pair) -> dict[str, 
     section = config.measure
     found: dict[str, Any] = {"measures": _document(measure_all(section, model, data)), "rescaled": None, "attacks": []}
     if section.rescale is not None:
-        factors = random_layer_factors(model, data[0][:4], section.rescale, seed_for(config.seed, "rescaling"))
+        factors = random_layer_factors(model, data[0][:4], section.rescale, _rescaling_seed(config))
         twin = rescale_layers(model, factors, data[0][:4])
         found["rescaled"] = _document(measure_all(section, twin, data))
         found["rescaling"] = factors
     if section.orbit is not None:
-        twin = moved_along_orbit(model, data[0][:4], section.orbit, seed_for(config.seed, "rescaling"))
+        twin = moved_along_orbit(model, data[0][:4], section.orbit, _rescaling_seed(config))
         found["rescaled"] = _document(measure_all(section, twin, data))
     for target in section.attack_targets:
         attack = sharpen(model, data, _loss(section.loss), target=target)
@@ -59,6 +59,13 @@ def measure_cell(config: CellConfig, model: nn.Module, data: Pair) -> dict[str, 
             }
         )
     return found
+
+
+def _rescaling_seed(config: CellConfig) -> int:
+    """Every network has factors of its own: equal ones for all networks of a seed would leave their order as it was."""
+    how = {"optimizer", "learning_rate", "momentum", "weight_decay", "batch_size"}
+    settings = config.model_dump_json(include={"model": True, "data": {"name", "label_noise"}, "training": how})
+    return seed_for(config.seed, f"rescaling of {settings}")
 
 
 def measure_along(config: CellConfig, model: nn.Module, data: Pair) -> dict[str, Any]:
