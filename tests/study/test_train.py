@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.evaluation import evaluate, gradient_norm
 from spiritlevel.study.compiling import how
+from spiritlevel.study.evaluation import evaluate, gradient_norm
 from spiritlevel.study.samples import load_samples, noisy_labels, seed_for
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.train import Trained, build, ensemble_size, shares_batches, train
