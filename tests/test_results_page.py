@@ -7,6 +7,7 @@ import json
 import math
 import re
 import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from spiritlevel.study.correlate import Answers
 from spiritlevel.study.plan import read_plan
 from spiritlevel.study.results import GAPS, Cell, Passed, Quantity, described_study
 from spiritlevel.study.run import prepare
+from spiritlevel.study.statistics import Estimate
 from spiritlevel.study.store import StudyFolder
 from spiritlevel.study.worker import DONE, compute
 from study_samples import fabricate
@@ -324,6 +326,24 @@ def test_the_committed_page_is_filled_and_says_nothing_of_places_on_a_machine() 
         assert not path.exists() or json.loads(path.read_text())["config"]["data"]["folder"] is None
     for picture in re.findall(r"\]\((results/[^)\s]+\.(?:png|csv))\)", text):
         assert (ROOT / "docs" / picture).is_file()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.6, 0.8, "agrees"),
+        (0.2, 0.95, "agrees within a wide interval"),
+        (0.2, 0.8, "same sign, smaller"),
+        (-0.7, 0.96, "open so far, the interval holds zero and the paper's 0.91"),
+        (-0.6, 0.5, "disagrees"),
+        (math.nan, math.nan, "open: too few networks so far"),
+    ],
+)
+def test_an_interval_that_holds_zero_and_the_papers_coefficient_decides_nothing(
+    low: float, high: float, said: str
+) -> None:
+    beside = sys.modules["tellers"]._beside
+    assert beside(Estimate((low + high) / 2, low, high), 0.91) == said
 
 
 def test_weights_that_are_shipped_are_measured_by_the_command_beside_them(run: Any, tmp_path: Path) -> None:

@@ -125,10 +125,19 @@ def petzka_cifar10_verdict(told: Told) -> Verdict:
         return Verdict(measured_text(len(told.study.measured)), count, FEW)
     last = layers(told.study, "kappa_trace")[-2]
     found, after = (told.r(f"kappa_trace[{last}]", rescaled) for rescaled in (False, True))
-    verdict = "agrees" if found.low > 0.5 else "same sign, smaller" if found.low > 0 else "disagrees"
     kept = abs(found.value - after.value) < 0.005
     here = f"r {text(found)}, after rescaling {text(after)}; plain trace {text(told.r('hessian_trace'))}, then {text(told.r('hessian_trace', rescaled=True))}"
-    return Verdict(here, count, f"invariance {'agrees' if kept else 'disagrees'}; correlation: {verdict}")
+    return Verdict(here, count, f"invariance {'agrees' if kept else 'disagrees'}; correlation: {_beside(found, 0.91)}")
+
+
+def _beside(found: Estimate, papers: float) -> str:
+    """What an interval says of the paper's coefficient; one that holds both zero and that decides nothing."""
+    if not found.bounded:
+        return FEW
+    holds = found.high >= papers
+    if not found.low > 0:
+        return f"open so far, the interval holds zero and the paper's {papers}" if holds else "disagrees"
+    return "agrees" if found.low > 0.5 else "agrees within a wide interval" if holds else "same sign, smaller"
 
 
 def petzka_cifar10(told: Told) -> list[str]:
@@ -149,11 +158,19 @@ def petzka_cifar10(told: Told) -> list[str]:
     return [
         *correlations(told, rows),
         "",
-        *(_at_equal_loss(told, level_rows) if told.study.marks else []),
+        *_at_equal_loss(told, level_rows),
+        "",
+        "How many times larger at batch 512 than at the smallest batch (ratio of geometric means):",
+        "",
+        *_ratio_table(told),
         "",
         *side_by_side(
             told.scatter("kappa-trace-layer", f"kappa_trace[{last}]", batches, label),
+            told.picture(
+                "path-kappa-trace-sum", path_drawing(told.study, "kappa_trace_sum", label="κ_τ, sum over layers")
+            ),
             told.before_and_after("rescaling", shown),
+            told.scatter("hessian-trace", "hessian_trace", batches),
         ),
     ]
 
