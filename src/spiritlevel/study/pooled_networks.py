@@ -1,7 +1,7 @@
 """One step of training for LeNets and AlexNets, one or several on the same batches, with the derivatives written out.
 
-Networks that see the same batches, because they differ in their starting weights only, share their images: the first convolution
-has the outputs of all of them, and dense layers are batched products. Gradients are written where the optimizer reads them.
+Networks that see the same batches, because they differ in their starting weights only, share their images and the calls of every step.
+Gradients are written where the optimizer reads them.
 """
 
 from __future__ import annotations
