@@ -83,8 +83,8 @@ def test_every_network_of_a_seed_is_rescaled_by_factors_of_its_own(network):
         found = measure_cell(cell.model_copy(update={"training": changed}), network, data)
         return list(found["rescaling"].values())
 
-    assert factors() == factors() == factors(epochs=7, ensemble=2)  # how long it may take says nothing of the network
-    for other in (factors(batch_size=4), factors(learning_rate=0.2)):
+    assert factors() == factors() == factors(ensemble=2, evaluate_every=3)  # which say nothing of the network
+    for other in (factors(batch_size=4), factors(learning_rate=0.2), factors(schedule="cosine"), factors(epochs=7)):
         assert all(one != pytest.approx(another, rel=1e-3) for one, another in zip(factors(), other, strict=True))
 
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,14 @@ def test_a_pooled_network_alone_is_trained_as_torchs_optimizers_do(model, shape)
     (trained,) = run(cell)
     torch.testing.assert_close(weights(trained), by_torch(cell, torch.optim.SGD, momentum=0.9), rtol=1e-3, atol=1e-5)
     assert trained.computed_with[0].endswith(f"convolutions {how()}")
+
+
+def test_images_of_whole_numbers_are_refused_before_a_step():
+    cell = config(model="lenet5", data={"name": "random:30,1x8x8,3,0"}, epochs=1)
+    samples = load_samples(cell.data)
+    whole = replace(samples, train=replace(samples.train, x=samples.train.x.long()))
+    with pytest.raises(SpiritLevelError, match=r"images are torch\.int64, and networks are trained on float32"):
+        train([cell], whole)
 
 
 def test_lenets_that_share_their_batches_may_end_one_after_the_other():

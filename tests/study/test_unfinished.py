@@ -178,6 +178,22 @@ def test_a_state_that_does_not_fit_is_told_and_not_used(tmp_path):
     assert said == [f"{file} does not fit (KeyError: 'spacing'): trained from the beginning"]
 
 
+def test_a_state_of_another_learner_is_told_and_not_used(tmp_path):
+    """Its optimizer may have the same numbers in another order: of kernels, by channels or by pixels."""
+    one = cell("alexnet", data="random:30,1x8x8,3,0", momentum=0.9)
+    samples, file = load_samples(one.data), tmp_path / "unfinished.pt"
+    with pytest.raises(Stop):
+        train([one], samples, None, Stopping(file, 2))
+    state = Unfinished(file, ["a"]).read()
+    state["computed_with"] = [state["computed_with"][0].partition(", convolutions")[0]]  # as by torch alone
+    Unfinished(file, ["a"]).write_if_due(lambda: state)
+    said: list[str] = []
+    went_on = train([one], samples, None, Unfinished(file, ["a"], said.append))
+    assert what_came_of(went_on) == what_came_of(train([one], samples))
+    why = "(ValueError: the optimizer had its numbers in another order)"
+    assert said == [f"{file} does not fit {why}: trained from the beginning"]
+
+
 def test_a_training_that_goes_on_with_other_threads_says_so(tmp_path):
     samples, file = load_samples(cell().data), tmp_path / "unfinished.pt"
     with pytest.raises(Stop):

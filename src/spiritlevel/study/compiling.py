@@ -39,8 +39,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def how() -> str:
-    """What computes the step here, in words."""
-    return "by torch" if library() is None else "by compiled code"
+    """What computes the step here, in words, with which code: another one may round in another way."""
+    return "by torch" if library() is None else f"by compiled code {_path().stem}"
 
 
 def address(tensor: Tensor) -> ctypes.c_void_p:
@@ -56,11 +56,7 @@ def compiled() -> ctypes.CDLL | None:
     if instructions is None:
         return None
     try:
-        texts = [(HERE / name).read_text(encoding="utf-8") for name in (*SOURCES, *HEADERS)]
-        made_of = "\n".join(
-            (*texts, sys.platform, platform.machine(), *platform.libc_ver(), *FLAGS, *instructions),
-        )
-        path = user_cache() / "compiled" / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
+        path = _path()
         if not path.is_file():
             if compiler is None:
                 return None
@@ -68,6 +64,14 @@ def compiled() -> ctypes.CDLL | None:
         return ctypes.CDLL(os.fspath(path))
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _path() -> Path:
+    """Where the compiled code is kept: named by all that it is made of."""
+    texts = [(HERE / name).read_text(encoding="utf-8") for name in (*SOURCES, *HEADERS)]
+    kind = (sys.platform, platform.machine(), *platform.libc_ver(), *FLAGS, *(_instructions() or ()))
+    digest = hashlib.sha256("\n".join((*texts, *kind)).encode()).hexdigest()
+    return user_cache() / "compiled" / f"{digest[:16]}.so"
 
 
 def _compile(command: list[str], path: Path) -> None:

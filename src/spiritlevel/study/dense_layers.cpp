@@ -1,8 +1,8 @@
 // Dense layers with ReLU between them and cross entropy behind them as one step: losses, and the gradients of weights, biases and inputs.
 //
 // Written for batches as small as four samples, where a call of a general library takes longer than its products. Weights are read
-// as they lie, (outputs, inputs), a vector of inputs at a time; the last vector of a row reads beyond it, so that weights must have
-// LANES - 1 finite floats behind them. What is read there meets zeros.
+// as they lie, (outputs, inputs), a vector of inputs at a time. Where gradients of inputs are summed, the last vector of a row reads beyond
+// it, so that weights must have LANES - 1 floats behind them; what comes of those is not written.
 
 #include <cmath>
 #include <cstring>
@@ -17,6 +17,13 @@ constexpr int SIDE = ACCUMULATORS / ROWS;              // outputs of products al
 constexpr int WIDE = ACCUMULATORS > 12 ? 5 : 3;        // vectors of other products: they also need operands of that number
 constexpr int up(int count) { return (count + LANES - 1) / LANES * LANES; }
 
+// The first `count` numbers, fewer than a vector has, and zeros: what lies behind them may be of a network that diverged.
+inline vec load_some(const float* from, int count) {
+    float some[LANES] = {};
+    std::memcpy(some, from, sizeof(float) * count);
+    return load(some);
+}
+
 inline float sum_of(vec value) {
     float parts[LANES];
     std::memcpy(parts, &value, sizeof(value));
@@ -29,14 +36,17 @@ inline float sum_of(vec value) {
 template <int M, int N>
 inline void along_rows(int inputs, const float* a, long a_row, const float* b, long b_row, const float* bias, float* out, long out_row) {
     vec sums[M][N] = {};
-    for (int k = 0; k < inputs; k += LANES) {
+    const auto add = [&](int k, auto read) {
         vec of_a[M];
         for (int m = 0; m < M; m++) of_a[m] = load(a + m * a_row + k);
         for (int n = 0; n < N; n++) {
-            const vec of_b = load(b + n * b_row + k);
+            const vec of_b = read(b + n * b_row + k);
             for (int m = 0; m < M; m++) sums[m][n] += of_a[m] * of_b;
         }
-    }
+    };
+    int k = 0;
+    for (; k + LANES <= inputs; k += LANES) add(k, [](const float* from) { return load(from); });
+    if (k < inputs) add(k, [=](const float* from) { return load_some(from, inputs - k); });
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++) out[m * out_row + n] = sum_of(sums[m][n]) + bias[n];
 }

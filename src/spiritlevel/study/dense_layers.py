@@ -19,7 +19,7 @@ from spiritlevel.study.compiling import address
 
 # Weights, (networks, outputs, inputs), and biases, (networks, 1, outputs), of every layer.
 Layers = Sequence[tuple[Tensor, Tensor]]
-# Weights are read in vectors of up to sixteen numbers: so many zeros must lie behind them.
+# Weights are read in vectors of up to sixteen numbers: there must be so many behind them that may be read.
 ROOM = 16
 
 

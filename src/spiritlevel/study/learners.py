@@ -127,7 +127,7 @@ class Alone:
 def in_one_vector(parameters: Sequence[Tensor], *, thin: bool, room: int = 0) -> tuple[Tensor, Tensor]:
     """Let parameters, and their gradients, be views of one vector each; kernels channels last if they are `thin`.
 
-    Behind the vector of parameters lie `room` zeros, for code that reads beyond it.
+    Behind the vector of parameters lie `room` zeros, for code that reads a little beyond it.
     """
     sizes = [parameter.numel() for parameter in parameters]
     weights = torch.zeros(sum(sizes) + room)[: sum(sizes)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -63,8 +64,13 @@ def measure_cell(config: CellConfig, model: nn.Module, data: Pair) -> dict[str, 
 
 def _rescaling_seed(config: CellConfig) -> int:
     """Every network has factors of its own: equal ones for all networks of a seed would leave their order as it was."""
-    how = {"optimizer", "learning_rate", "momentum", "weight_decay", "batch_size"}
-    settings = config.model_dump_json(include={"model": True, "data": {"name", "label_noise"}, "training": how})
+    apart: dict[str, Any] = {
+        "data": {"folder"},
+        "training": {"ensemble", "evaluate_every", "require"},
+        "measure": True,
+        "seed": True,
+    }
+    settings = json.dumps(config.model_dump(mode="json", exclude=apart), sort_keys=True)
     return seed_for(config.seed, f"rescaling of {settings}")
 
 

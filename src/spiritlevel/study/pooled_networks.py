@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.dense_layers import ROOM, dense_layers
 from spiritlevel.study.learners import Learned, Optimizer, in_one_vector
 from spiritlevel.study.pooled import Pooled, gather, pooled_convolution, roomy, with_border
@@ -59,6 +60,10 @@ class PooledNetworks:
 
     def __init__(self, runs: Sequence[Learned], training: TrainingSection) -> None:
         self.runs, self.x = list(runs), runs[0].x.contiguous()
+        if self.x.dtype != torch.float32:
+            raise SpiritLevelError(
+                f"images are {self.x.dtype}, and networks are trained on float32: convert them with .float()"
+            )
         self._join()
         self.optimizer = Optimizer(self.weights, training)
 

@@ -126,8 +126,8 @@ class TrainingSection(Section):
     """How a network is trained: cross entropy, at most `epochs`, ended by `stop`; kept if `require` holds at the end.
 
     Without `stop` all epochs are trained. Without `require` a network counts as arrived if `stop` held. `ensemble` seeds
-    of a cell are trained as one vectorized network; by default as many as is known to be faster, and LeNets that differ in their
-    starting weights only.
+    of a cell are trained as one vectorized network; by default as many as is known to be faster, and LeNets or AlexNets that
+    differ in their starting weights only.
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"

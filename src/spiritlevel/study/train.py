@@ -27,7 +27,7 @@ from spiritlevel.subjects.networks.dense import FullyConnected
 # Measured: six to sixteen fully connected networks gain from training together while weights × batch size is below this.
 LARGEST_SHARED_STEP = 6_000_000
 FEWEST_SHARED, MOST_SHARED = 6, 16
-# Measured: LeNets that differ in their starting weights only gain from sharing their batches up to this size.
+# Measured on LeNets: networks that differ in their starting weights only gain from sharing their batches up to this size.
 LARGEST_SHARED_BATCH = 128
 
 
@@ -194,6 +194,8 @@ class _Course:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another course of the same cells was."""
+        if ("convolutions" in state["computed_with"][-1]) != isinstance(self.learner, PooledNetworks):
+            raise ValueError("the optimizer had its numbers in another order")
         for run, entry in zip(self.runs, state["runs"], strict=True):
             run.load_state_dict(entry)
         self._keep(state["going"])

@@ -20,6 +20,7 @@ struct Of {
     typedef int32_t ints __attribute__((vector_size(4 * L), aligned(4), may_alias));
 };
 typedef Of<LANES>::vec vec;
+static_assert(alignof(Of<LANES>::vec) == 4, "vectors are loaded from anywhere");
 
 template <int L = LANES>
 inline typename Of<L>::vec load(const float* from) { return *reinterpret_cast<const typename Of<L>::vec*>(from); }
