@@ -272,6 +272,24 @@ def test_lines_around_small_and_large_batches(tmp_path: Path) -> None:
     assert LINES["joined"]([lines, others]).losses.shape == (12, 21)
 
 
+def test_networks_that_start_in_other_ways_have_lines_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+
+    def run(*overrides: str) -> Path:
+        plan = read_plan(str(tmp_path / "tiny.toml"), overrides=["seeds=1", *overrides])
+        folder = StudyFolder(tmp_path / f"out-{len(plan.cells)}")
+        for group in prepare(plan, folder):
+            assert compute([cell.cell for cell in group]) == DONE
+        return folder.path
+
+    LINES["main"](str(run('factors.model.initialization=["xavier_normal", "uniform"]')), "30", tmp_path)
+    lines = load(tmp_path / "tiny" / "line-mlp:8-batch-16.json")
+    assert isinstance(lines, Line)
+    assert lines.losses.shape == (2 * 3, 21)
+    with pytest.raises(SpiritLevelError, match="differ in more than seed and initialization"):
+        LINES["main"](str(run("factors.training.momentum=[0.0, 0.5, 0.9]")), "30", tmp_path)
+
+
 def network(batch: int, seed: int, fall: float, factor: float) -> Cell:
     """A network whose norm is 100 √loss times a factor, and whose train loss after epoch t is exp(−fall t)."""
 

@@ -16,13 +16,21 @@ from spiritlevel.errors import SpiritLevelError
 from spiritlevel.landscape import Line, line, load
 from spiritlevel.study.results import Study, read_study
 from spiritlevel.study.samples import Samples, load_samples, noisy_labels
+from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.show.along import batch_axis
 from spiritlevel.study.store import CellFolder, StudyFolder
 from spiritlevel.study.train import build
 from spiritlevel.subjects.checkpoint import load_checkpoint
+from spiritlevel.subjects.networks import list_initializations
 
 HERE = Path(__file__).resolve().parent
 SAMPLES, DIRECTIONS, POINTS = 1000, 3, 21
+
+
+def first_direction(config: CellConfig) -> int:
+    """Directions of their own for every network, so that a band is over both: by its seed, and by how it starts if that is said."""
+    starts = ["default", *(name for name in list_initializations() if name != "default")]
+    return 1000 * config.seed + 10 * starts.index(config.model.initialization)
 
 
 def one_line(folder: CellFolder, samples: Samples, count: int) -> Line:
@@ -30,13 +38,12 @@ def one_line(folder: CellFolder, samples: Samples, count: int) -> Line:
     config = folder.config()
     model = load_checkpoint(build(config, samples.train), folder.checkpoint).eval()
     y = noisy_labels(samples.train.y, samples.train.classes, config.data.label_noise, config.seed)
-    # Directions of their own for every seed, so that a band is over both.
-    first = 1000 * config.seed
-    return line(model, (samples.train.x[:count], y[:count]), count=DIRECTIONS, points=POINTS, seed=first)
+    data = samples.train.x[:count], y[:count]
+    return line(model, data, count=DIRECTIONS, points=POINTS, seed=first_direction(config))
 
 
 def joined(lines: list[Line]) -> Line:
-    """All directions of several networks as one line; of those with the same label, which is that of a seed, the last."""
+    """All directions of several networks as one line; of those with the same label, which is that of a network, the last."""
     first = lines[0]
     if any(not torch.equal(each.steps, first.steps) for each in lines):
         raise SpiritLevelError("lines with other steps cannot be joined; move the old ones away to begin new ones")
@@ -62,6 +69,9 @@ def main(folder: str, count: str = str(SAMPLES), results: Path = HERE) -> None:
     for model, batch, hashes in ends(study):
         folders = [StudyFolder(folder).cell(name) for name in hashes]
         samples = load_samples(folders[0].config().data)
+        firsts = {first_direction(each.config()) for each in folders}
+        if len(firsts) < len(folders):
+            raise SpiritLevelError(f"{model}, batch {batch}: networks differ in more than seed and initialization, so that their lines cannot be told apart")  # fmt: skip
         place = results / study.name / f"line-{model}-batch-{batch}.json"
         before = [loaded] if place.exists() and isinstance(loaded := load(place), Line) else []
         found = joined([*before, *(one_line(each, samples, int(count)) for each in folders)])
