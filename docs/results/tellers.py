@@ -137,7 +137,9 @@ def _beside(found: Estimate, papers: float) -> str:
     holds = found.high >= papers
     if not found.low > 0:
         return f"open so far, the interval holds zero and the paper's {papers}" if holds else "disagrees"
-    return "agrees" if found.low > 0.5 else "agrees within a wide interval" if holds else "same sign, smaller"
+    if found.low > 0.5:
+        return "agrees" if holds else f"agrees in kind; the interval ends below the paper's {papers}"
+    return "agrees within a wide interval" if holds else "same sign, smaller"
 
 
 def petzka_cifar10(told: Told) -> list[str]:
