@@ -157,14 +157,17 @@ def petzka_cifar10(told: Told) -> list[str]:
     batches = [batch_text(cell) for cell in told.study.measured]
     label = f"κ_τ of the last hidden layer ({last})"
     level_rows = [(f"κ_τ, {words} (`{name}`)", f"kappa_trace[{name}]") for name, words in ends]
+    ratios = _ratio_table(told)
     return [
         *correlations(told, rows),
         "",
         *_at_equal_loss(told, level_rows),
         "",
-        "How many times larger at batch 512 than at the smallest batch (ratio of geometric means):",
-        "",
-        *_ratio_table(told),
+        *(
+            ["How many times larger at batch 512 than at the smallest batch (ratio of geometric means):", "", *ratios]
+            if ratios
+            else []
+        ),
         "",
         *side_by_side(
             told.scatter("kappa-trace-layer", f"kappa_trace[{last}]", batches, label),
