@@ -5,7 +5,6 @@ A network must give the same finite outputs for the same inputs, sample by sampl
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import numbers
@@ -19,9 +18,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from spiritlevel.errors import NondeterministicError, SpiritLevelError
+from spiritlevel.problem.apart import agree, check_apart, leaves_of
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.loss_checks import FAILURES, check_loss, check_mean, check_scalar, told
+from spiritlevel.problem.loss_curvature import check_second_derivative
 from spiritlevel.problem.replica import watching
 from spiritlevel.problem.shards import WHOLE, Shards
 
@@ -89,7 +90,9 @@ def check_model(problem: Checked) -> None:
         _check_deterministic(problem, outputs, batch)
         check_loss(problem, outputs, batch)
         for spread in problem.spread_samples(SPREAD):
-            check_mean(problem, spread, _alone(problem, functools.partial(problem.outputs, problem.parameters, spread)))
+            outputs = _alone(problem, functools.partial(problem.outputs, problem.parameters, spread))
+            check_mean(problem, spread, outputs)
+            check_second_derivative(problem, spread, outputs)
 
 
 class ReachesPastTheStandIn(Exception):
@@ -174,44 +177,21 @@ def _mismatch(problem: Checked, batch: Batch) -> str:
 
 
 def _check_deterministic(problem: Checked, outputs: Any, batch: Batch) -> None:
-    if not _agree(outputs, problem.outputs(problem.parameters, batch)):
+    if not agree(outputs, problem.outputs(problem.parameters, batch)):
         raise NondeterministicError(
             "the network gives different outputs for the same inputs in eval mode. Likely cause: "
             f"{_random_modules(problem)}. Pass training=self.training to functional dropout, and draw no random "
             "numbers in forward when the module is in eval mode"
         )
-    half = (len(batch) + 1) // 2
-    part = problem.outputs(problem.parameters, batch[:half])
-    if half < len(batch) and not _agree(_first(outputs, half, len(batch)), part, tolerance=1e-3):
-        _check_rows(outputs, len(batch))
-        raise NondeterministicError(
-            "a sample's output depends on the other samples of its batch, so the loss is not a mean over samples. "
-            f"Likely cause: {_normalizing_modules(problem)}. Use running statistics (track_running_stats=True) in eval "
-            "mode, or pass a loss of the form (model, batch) -> (mean, count), which keeps your batches as they are"
-        )
-
-
-def _check_rows(outputs: Any, samples: int) -> None:
-    if isinstance(outputs, Tensor) and (not outputs.dim() or len(outputs) != samples):
-        raise SpiritLevelError(
-            f"the network returns outputs of shape {tuple(outputs.shape)} for {samples} samples, and one row a sample is needed: "
-            "let it return (samples, …), or pass a loss of the form (model, batch) -> (mean, count)"
-        )
+    half, samples = (len(batch) + 1) // 2, len(batch)
+    if half < samples:
+        check_apart(problem, outputs, batch, torch.arange(half))
+        check_apart(problem, outputs, batch, torch.arange(half, samples).flip(0))
 
 
 def _random_modules(problem: Checked) -> str:
     names = [name for name, module in problem.model.named_modules() if "drop" in type(module).__name__.lower()]
     return f"dropout that ignores eval mode ({', '.join(names[:3])})" if names else "dropout or noise in forward"
-
-
-def _normalizing_modules(problem: Checked) -> str:
-    names = [
-        name
-        for name, module in problem.model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
-    ]
-    where = f" ({', '.join(names[:3])})" if names else ""
-    return f"batch normalization with the statistics of the batch, as in train mode{where}"
 
 
 def refuse_nonfinite_loss(problem: Checked) -> None:
@@ -371,35 +351,7 @@ def check_finite(name: str, tensor: Tensor, shards: Shards = WHOLE, *, masks: bo
         raise SpiritLevelError(f"{name!r} contains NaN or infinity ({count} entries)")
 
 
-def _leaves(outputs: Any) -> list[Any]:
-    """Everything inside what a network returned, dataclasses opened."""
-
-    def opened(leaf: Any) -> list[Any]:
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            return _leaves([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
-        return [leaf]
-
-    return [part for leaf in tree_leaves(outputs) for part in opened(leaf)]
-
-
 def _check_outputs(outputs: Any) -> None:
-    for leaf in _leaves(outputs):
+    for leaf in leaves_of(outputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise SpiritLevelError("the network's outputs contain NaN or infinity on finite inputs")
-
-
-def _agree(first: Any, second: Any, tolerance: float = 1e-5) -> bool:
-    pairs = zip(_leaves(first), _leaves(second), strict=False)
-    return all(
-        a.shape == b.shape
-        and torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(a.abs().max() if a.numel() else 0))
-        for a, b in pairs
-        if isinstance(a, Tensor) and a.is_floating_point()
-    )
-
-
-def _first(outputs: Any, count: int, of: int) -> list[Any]:
-    return [
-        leaf[:count] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == of else leaf
-        for leaf in _leaves(outputs)
-    ]

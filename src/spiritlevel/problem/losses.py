@@ -175,16 +175,26 @@ def output_factor(loss: Loss, outputs: Tensor, targets: Tensor) -> OutputFactor:
 def output_hessians(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """∇²ℓ_n for every sample, (N, C, C) with C all outputs of a sample, in float64 through second derivatives.
 
-    ℓ_n is N times the n-th term of the mean, so that the mean over samples of ∇²ℓ_n belongs to the mean loss.
+    ℓ_n is N times the n-th term of the mean, so that the mean over samples of ∇²ℓ_n belongs to the mean loss. A loss with tensors
+    of its own in single precision is differentiated in that.
     """
+    try:
+        hessians = _output_hessians(loss, outputs.double(), _floating_as(targets, torch.float64))
+    except (RuntimeError, TypeError):
+        if outputs.dtype == torch.float64:
+            raise
+        hessians = _output_hessians(loss, outputs, targets).double()
+    return (hessians + hessians.mT) / 2
+
+
+def _output_hessians(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     count = len(outputs)
     with torch.enable_grad():
-        leaf = outputs.to(torch.float64).requires_grad_()
-        total = loss.mean(leaf, _floating_as(targets, torch.float64)) * count
+        leaf = outputs.detach().requires_grad_()
+        total = loss.mean(leaf, targets) * count
         gradient = _gradient(total, leaf).reshape(count, -1)
         rows = [_gradient(gradient[:, c].sum(), leaf, keep=True) for c in range(gradient.shape[1])]
-    hessians = torch.stack([row.reshape(count, -1) for row in rows], dim=1).detach()
-    return (hessians + hessians.mT) / 2
+    return torch.stack([row.reshape(count, -1) for row in rows], dim=1).detach()
 
 
 def _gradient(scalar: Tensor, leaf: Tensor, keep: bool = False) -> Tensor:
@@ -332,7 +342,7 @@ BUILT_IN: dict[str, Loss] = {
     "cross_entropy": Loss(
         "cross_entropy", cross_entropy, curvature=_softmax_factor, check=_check_labels, count=Tensor.numel
     ),
-    "mse": Loss("mse", F.mse_loss, curvature=_squared_factor, check=_check_regression, count=Tensor.numel),
+    "mse": Loss("mse", F.mse_loss, curvature=_squared_factor, check=_check_regression),
     "normalized_cross_entropy": Loss(
         "normalized_cross_entropy",
         _normalized_cross_entropy,

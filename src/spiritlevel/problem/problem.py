@@ -219,7 +219,7 @@ class Problem:
         """One pass over this process's data: chunks on the model's device, each with its weight in the mean over all."""
         for index, chunk in enumerate(self._own(size or self.chunk_size)):
             count = self._count(chunk) if not self.whole else self._counts[index]
-            yield self._placed(chunk), count / self.total_count
+            yield self.placed(chunk), count / self.total_count
 
     def weight_of(self, batch: Batch) -> float:
         """The weight of a batch in the mean over all data."""
@@ -258,7 +258,7 @@ class Problem:
 
     def first_chunk(self) -> Batch:
         """The first batch of the data, on the model's device."""
-        return self._placed(self.data.first)
+        return self.placed(self.data.first)
 
     def few_samples(self, count: int) -> Batch:
         """A batch of exactly `count` samples, repeated where there are fewer; the first batch as it is if whole."""
@@ -302,11 +302,11 @@ class Problem:
         tensor([[0., 1.]])
         """
         assert self.data.resident is not None
-        return self._placed(self.data.resident.map(lambda leaf: leaf[rows.to(leaf.device)]))
+        return self.placed(self.data.resident.map(lambda leaf: leaf[rows.to(leaf.device)]))
 
     def spread_samples(self, count: int) -> list[Batch]:
         """About `count` samples spread over all data and one of every further label, in as few batches as shapes allow."""
-        return [self._placed(batch) for batch in self.data.spread(count)]
+        return [self.placed(batch) for batch in self.data.spread(count)]
 
     def check_derivatives(self) -> None:
         """Refuse, once, where the gradient is not that of the loss. Whatever differentiates asks for this first."""
@@ -359,7 +359,9 @@ class Problem:
             fixed = {name: tensor.clone() for name, tensor in fixed.items()}
         return self.shards.placed({**fixed, **parameters})
 
-    def _placed(self, batch: Batch) -> Batch:
+    def placed(self, batch: Batch) -> Batch:
+        """The batch on the model's device, and in the precision of the measurement where inputs follow that."""
+
         def place(leaf: Tensor) -> Tensor:
             leaf = leaf.to(self.device, non_blocking=True)
             return leaf.to(self.dtype) if self._cast_inputs and leaf.is_floating_point() else leaf
@@ -398,7 +400,7 @@ class Problem:
         if not self.whole:
             return [self._count(batch) for batch in self.data]
         with self.undisturbed(), torch.no_grad():
-            return [self.whole_loss(self.parameters, self._placed(batch))[1] for batch in self._own(1)]
+            return [self.whole_loss(self.parameters, self.placed(batch))[1] for batch in self._own(1)]
 
     def _check_ranks(self) -> None:
         """Every process must hold the same weights and see the same data, with something to do for each."""

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from spiritlevel.network.layers import Function, Layer, LinearMap
 from spiritlevel.network.tracing import Tracer, traced
+from spiritlevel.problem.apart import check_chunk_apart
 from spiritlevel.problem.batches import Batch, join
 from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.factors import OrderedFactor
+from spiritlevel.problem.loss_checks import check_mean_of_chunk
 from spiritlevel.problem.shards import Shards
 
 # How many of the heaviest samples are kept, and how many near a kink: a fiftieth of all, within these bounds.
@@ -182,6 +184,9 @@ def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
             outputs = traced(tracer, lambda leaves, chunk=chunk: problem.chunk_outputs(leaves, chunk))  # type: ignore[misc]
             found = _seen(problem, tracer, len(chunk))
             seen.setdefault((found.path, found.samples, tuple(sorted(found.shapes.items()))), found)
+            if not weighed:
+                check_chunk_apart(problem, outputs, chunk)
+            check_mean_of_chunk(problem, chunk, outputs)
             loss, masses = _weighed(problem, outputs, chunk)
             total += weight * loss
             felt = _add_gradient(gradient, problem, tracer, outputs, chunk, weight)
