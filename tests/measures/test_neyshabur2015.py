@@ -86,3 +86,89 @@ def test_attention_has_no_paths():
     value = sl.measure(model, (x, y), measures=["path_norm"])["path_norm"]
     assert not value.available
     assert value.notes == ("paths have no weight through the operation 'gelu'",)
+
+
+def overwritten(net, x):
+    base = F.relu(net.a(x))
+    h = base.clone()
+    h[:, :2] = 5 * net.c(base)[:, :2]
+    return net.b(h)
+
+
+def added_to(net, x):
+    base = F.relu(net.a(x))
+    h = base.clone()
+    h[:, 0] += 3 * net.c(base)[:, 0]
+    return net.b(h)
+
+
+def added_to_a_view(net, x):
+    base = F.relu(net.a(x))
+    h = base.clone()
+    first = h[:, 0]
+    first += 3 * net.c(base)[:, 0]
+    return net.b(h)
+
+
+def changed_behind_a_view(net, x):
+    h = F.relu(net.a(x)).clone()
+    first = h[:, :3]
+    h.mul_(7)
+    return net.b(first)
+
+
+HALVES = torch.tensor([[0.5, 0.5, 0], [0, 0.5, 0.5]], dtype=torch.float64)
+CEILED = torch.tensor([[0.5, 0.5, 0], [0, 0, 1]], dtype=torch.float64)
+SPELLINGS = {
+    "add with alpha": (lambda net, x: net.b(torch.add(F.relu(net.a(x)), x, alpha=0.1)), lambda a, b, c, h, one: b @ (a + 0.01 * one)),
+    "sub with alpha": (lambda net, x: net.b(torch.sub(x, F.relu(net.a(x)), alpha=3)), lambda a, b, c, h, one: b @ (9 * a + one)),
+    "adaptive windows that overlap": (
+        lambda net, x: net.h(F.adaptive_avg_pool1d(F.relu(net.a(x)).unsqueeze(1), 2).squeeze(1)),
+        lambda a, b, c, h, one: h @ HALVES**2 @ a,
+    ),
+    "adaptive maxima that overlap": (
+        lambda net, x: net.h(F.adaptive_max_pool1d(F.relu(net.a(x)).unsqueeze(1), 2).squeeze(1)),
+        lambda a, b, c, h, one: h @ (HALVES > 0).double() @ a,
+    ),
+    "a last window that is smaller": (
+        lambda net, x: net.h(F.avg_pool1d(F.relu(net.a(x)).unsqueeze(1), 2, ceil_mode=True).squeeze(1)),
+        lambda a, b, c, h, one: h @ CEILED**2 @ a,
+    ),
+    "a part is overwritten": (overwritten, lambda a, b, c, h, one: b @ torch.cat([25 * (c @ a)[:2], a[2:]])),
+    "a part is added to": (added_to, lambda a, b, c, h, one: b @ torch.cat([a[:1] + 9 * (c @ a)[:1], a[1:]])),
+    "a view is added to": (added_to_a_view, lambda a, b, c, h, one: b @ torch.cat([a[:1] + 9 * (c @ a)[:1], a[1:]])),
+    "what a view shows is changed": (changed_behind_a_view, lambda a, b, c, h, one: b @ (49 * a)),
+}  # fmt: skip
+
+
+class Spelled(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.a, self.c = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.b, self.h, self.body = nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False), body
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+@pytest.mark.parametrize(("body", "expected"), SPELLINGS.values(), ids=SPELLINGS)
+def test_paths_have_their_weight_however_a_network_is_written(body, expected):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Spelled(body).double()
+    squares = [layer.weight.detach().square() for layer in (net.a, net.b, net.c, net.h)]
+    value = path_norm(net, torch.rand(5, 3, dtype=torch.float64))
+    assert value.value == pytest.approx(
+        float(expected(*squares, torch.eye(3, dtype=torch.float64)).sum()) ** 0.5, rel=1e-12
+    )
+
+
+def test_paths_into_a_tensor_of_constants_are_refused():
+    def body(net, x):
+        room = torch.zeros(len(x), 3, dtype=x.dtype)
+        room[:, 1:] = net.a(x)[:, 1:]
+        return net.b(room)
+
+    value = path_norm(Spelled(body).double(), torch.rand(5, 3, dtype=torch.float64))
+    assert not value.available
+    assert "an assignment into a tensor that does not come from the inputs" in str(value.notes)

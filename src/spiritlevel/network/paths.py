@@ -93,6 +93,9 @@ _MAX_POOLS = {
     torch.max_pool2d: 2,
     torch.max_pool3d: 3,
 }
+# `x += y` and the like: the tensor that is written into may be a view.
+_ASSIGNMENTS = frozenset(["__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__"])
+_LARGEST_LOG = 700.0
 _ADAPTIVE_MAX = {F.adaptive_max_pool1d: 1, F.adaptive_max_pool2d: 2, F.adaptive_max_pool3d: 3}
 
 
@@ -172,13 +175,29 @@ class _Paths(ParameterMode):
         tracked = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and self.known(leaf)]
         if not tracked:
             return function(*args, **kwargs)
+        if name == "setitem":
+            return self._write(args[0], args[2], lambda values: function(*args[:2], values))
         found = self._followed(name, function, args, kwargs, tracked)
         raw = getattr(function, "__name__", "")
-        in_place = (raw.endswith("_") and not raw.endswith("__")) or kwargs.get("inplace") is True
-        if in_place and isinstance(found, Tensor) and self.known(args[0]) and found.shape == args[0].shape:
-            args[0].copy_(found)
-            return self._carry(args[0], self.log_of(found))
+        in_place = (
+            raw in _ASSIGNMENTS or (raw.endswith("_") and not raw.endswith("__")) or kwargs.get("inplace") is True
+        )
+        if in_place and isinstance(found, Tensor):
+            self._write(args[0], found, args[0].copy_)
+            return args[0]
         return found
+
+    def _write(self, target: Tensor, value: Any, write: Callable[[Tensor], Any]) -> None:
+        """Write into a tensor or a part of it, in the scale that it has: other tensors may be views of it, or it of them."""
+        if not self.known(target):
+            raise TracingError(
+                "paths have no weight through an assignment into a tensor that does not come from the inputs"
+            )
+        tensor, log = self._operand(value)
+        written = tensor * math.exp(min(log - self.log_of(target), _LARGEST_LOG))
+        if not bool(torch.isfinite(written).all()):
+            raise TracingError("the sums over paths leave the range of numbers where one is written into another")
+        write(written)
 
     def _followed(
         self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: list[Tensor]
@@ -186,7 +205,9 @@ class _Paths(ParameterMode):
         if name in _UNCHANGED or (name == "leaky_relu" and abs(_slope(args, kwargs)) <= 1):
             return self._carry(tracked[0].clone(), self.log_of(tracked[0]))
         if name in ("add", "sub"):
-            return self._sum([self._operand(value) for value in args[:2]])
+            first, second = (self._operand(value) for value in bound_arguments(("input", "other"), args, kwargs))
+            factor = abs(kwargs.get("alpha", 1)) ** self._power
+            return self._sum([first, (factor * second[0], second[1])])
         if name in ("mul", "div") and len(tracked) == 1:
             return self._scaled(name, args)
         if name in ("cat", "stack"):
@@ -243,36 +264,52 @@ class _Paths(ParameterMode):
         result = function(*args, **kwargs)
         if name == "sum":
             return self._new(result, self.log_of(x))
+        if name == "mean":
+            return self._new(result * (x.numel() / max(1, result.numel())) ** (1 - self._power), self.log_of(x))
         ones = function(torch.ones_like(x), *args[1:], **kwargs)
-        if name != "mean" and not bool((ones - 1).abs().max() < 1e-9) and "adaptive" not in name:
+        if not bool((ones - 1).abs().max() < 1e-9):
             raise TracingError("paths have no single weight through an average that leaves out its padding")
-        count = x.numel() / max(1, result.numel())
-        if "avg_pool" in name and "adaptive" not in name:
-            dims = x.dim() - 2
-            kernel = bound_arguments(("input", "kernel_size"), args, kwargs)[1]
-            count = math.prod(repeated(kernel, dims))
-        return self._new(result * count ** (1 - self._power), self.log_of(x))
+        if "adaptive" in name:
+            counts = _adaptive_counts(x, result)
+        else:
+            names = ("input", "kernel_size", "stride", "padding", "ceil_mode")
+            counts = _window_sums(torch.ones_like(x), *bound_arguments(names, args, kwargs)[1:])
+        return self._new(result * counts ** (1 - self._power), self.log_of(x))
 
     def _largest(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The largest of a window counts as the sum over it."""
         x = args[0]
         if function in _ADAPTIVE_MAX:
-            averaged = getattr(F, f"adaptive_avg_pool{_ADAPTIVE_MAX[function]}d")(x, *args[1:2], **kwargs)
-            return self._new(averaged * (x.numel() / averaged.numel()), self.log_of(x))
+            size = bound_arguments(("input", "output_size"), args, kwargs)[1]
+            averaged = getattr(F, f"adaptive_avg_pool{_ADAPTIVE_MAX[function]}d")(x, size)
+            return self._new(averaged * _adaptive_counts(x, averaged), self.log_of(x))
         names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
         _, kernel, stride, padding, dilation, ceil = bound_arguments(names, args, kwargs)
-        dims = _MAX_POOLS[function]
-        sizes, step = repeated(kernel, dims), repeated(kernel if stride in (None, []) else stride, dims)
-        if any(each != 1 for each in repeated(dilation or 1, dims)):
+        if any(each != 1 for each in repeated(dilation or 1, _MAX_POOLS[function])):
             raise TracingError("paths have no weight through a pooling with a dilated window")
-        lone = dims == 1
-        if lone:
-            x_in, sizes, step, edge = x.unsqueeze(2), (1, *sizes), (1, *step), (0, *repeated(padding or 0, 1))
-        else:
-            x_in, edge = x, repeated(padding or 0, dims)
-        pool = F.avg_pool3d if dims == 3 else F.avg_pool2d
-        result = pool(x_in, sizes, step, edge, ceil_mode=bool(ceil), divisor_override=1)
-        return self._new(result.squeeze(2) if lone else result, self.log_of(x))
+        return self._new(_window_sums(x, kernel, stride, padding, ceil), self.log_of(x))
+
+
+def _window_sums(x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: Any) -> Tensor:
+    """The sum over every window of a pooling of images (samples, channels, …)."""
+    dims = x.dim() - 2
+    sizes, step = repeated(kernel, dims), repeated(kernel if stride in (None, []) else stride, dims)
+    edge, lone = repeated(padding or 0, dims), dims == 1
+    if lone:
+        x, sizes, step, edge = x.unsqueeze(2), (1, *sizes), (1, *step), (0, *edge)
+    pool = F.avg_pool3d if dims == 3 else F.avg_pool2d
+    result: Tensor = pool(x, sizes, step, edge, ceil_mode=bool(ceil), divisor_override=1)
+    return result.squeeze(2) if lone else result
+
+
+def _adaptive_counts(x: Tensor, result: Tensor) -> Tensor:
+    """How many entries every window of an adaptive pooling has: windows overlap where sizes do not divide."""
+    counts = torch.ones((), dtype=torch.float64, device=x.device)
+    for size, windows in zip(x.shape[2:], result.shape[2:], strict=True):
+        window = torch.arange(windows, device=x.device, dtype=torch.float64)
+        ends, starts = ((window + 1) * size / windows).ceil(), (window * size / windows).floor()
+        counts = counts.unsqueeze(-1) * (ends - starts)
+    return counts
 
 
 def _slope(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
