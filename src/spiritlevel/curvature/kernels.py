@@ -247,13 +247,16 @@ def lookup_columns(pairs: list[tuple[LinearUse, Tensor]], shares: Tensor, out: T
     out.index_add_(0, indices.flatten(), (sums.square() * share * shares.unsqueeze(1)).flatten().to(out.dtype))
 
 
+def moving(use: LinearUse, delta: Tensor) -> Tensor:
+    """δ of a lookup where the row that is looked up moves: that of a padding index is held fixed."""
+    fixed = use.linear.settings.get("padding")
+    return delta if fixed is None else delta * (use.phi != fixed).unsqueeze(-1)
+
+
 def merged_tokens(pairs: list[tuple[LinearUse, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Indices (n, T) over all uses; δ summed over equal tokens of a sample (n, T, d); one over how many (n, T)."""
     indices = torch.cat([use.axis.split(use.phi).flatten(1) for use, _ in pairs], dim=1)
-    deltas = torch.cat([by_sample(use, delta) for use, delta in pairs], dim=1)
-    fixed = pairs[0][0].linear.settings.get("padding")
-    if fixed is not None:
-        deltas = deltas * (indices != fixed).unsqueeze(2)
+    deltas = torch.cat([by_sample(use, moving(use, delta)) for use, delta in pairs], dim=1)
     same = (indices.unsqueeze(1) == indices.unsqueeze(2)).to(deltas.dtype)
     return indices, torch.bmm(same, deltas), 1 / same.sum(2)
 

@@ -317,7 +317,8 @@ class LookupSums:
         if COLUMNS in self._wanted:
             kernels.lookup_columns(pairs, share, self._columns)
         if ROWS in self._wanted:
-            self._rows += share @ _total([kernels.row_sums(use, delta, use.product()) for use, delta in pairs]).square()
+            sums = [kernels.row_sums(use, kernels.moving(use, delta), use.product()) for use, delta in pairs]
+            self._rows += share @ _total(sums).square()
 
     def finish(self, name: str, sums: Total) -> None:
         _add_diagonal(sums, self._wanted, name, self._squares)

@@ -37,6 +37,7 @@ class PlainDerivatives(Mode):
         self.used: set[str] = set()
         self._rounded = False  # whether an operation of `ACCURATE` was met
         self._padded: list[Tensor] = []  # weights looked up with a padding index, in the order of this pass
+        self._lookups: list[tuple[Tensor, int | None]] = []  # weights and padding indices of all lookups of this pass
         self._shared: set[int] = set()  # the places in that order whose weight serves another operation too
 
     @property
@@ -44,7 +45,7 @@ class PlainDerivatives(Mode):
         return bool(self.used) or self._rounded
 
     def __enter__(self) -> PlainDerivatives:
-        self._padded = []
+        self._padded, self._lookups = [], []
         super().__enter__()
         return self
 
@@ -82,16 +83,19 @@ class PlainDerivatives(Mode):
         """A lookup whose gradient is dense and is that of the loss.
 
         The row of a padding index is held fixed, as torch does, unless the matrix serves another operation as well
-        (the last layer of a language model): there the row moves, and a gradient that leaves out one of its uses is the
-        gradient of no function.
+        (the last layer of a language model, a lookup with other padding): there the row moves, and a gradient that leaves
+        out one of its uses is the gradient of no function.
         """
         indices, weight, padding, max_norm, _, by_frequency, sparse = bound_arguments(LOOKUP, args, kwargs)
         _refuse_renormalization(max_norm)
         if padding is not None:
             self._padded.append(weight)
-            if len(self._padded) - 1 in self._shared:
-                padding = None
-                self.used.add("the padding of a tied embedding")
+        self._lookups.append((weight, None if padding is None else int(padding) % len(weight)))
+        if len({held for other, held in self._lookups if other is weight}) > 1:
+            self._shared.update(i for i, other in enumerate(self._padded) if other is weight)
+        if padding is not None and len(self._padded) - 1 in self._shared:
+            padding = None
+            self.used.add("the padding of a tied embedding")
         if sparse or by_frequency:
             self.used.add("embedding")
         result: Tensor = function(indices, weight, padding)
@@ -252,6 +256,11 @@ def _reduced(values: Tensor, reduction: str, lone: bool) -> Tensor:
     return values.sum() if reduction == "sum" else values.mean()
 
 
+def _complex_of_pairs(pairs: Tensor) -> Tensor:
+    """What `view_as_complex` shows, as numbers of its own: torch's wants every pair at an even place of the memory that it is in."""
+    return torch.complex(pairs.select(-1, 0), pairs.select(-1, 1))
+
+
 REWRITES: dict[str, Callable[..., Any]] = {
     "hardsigmoid": _hardsigmoid,
     "weight_norm": _weight_norm,
@@ -259,8 +268,9 @@ REWRITES: dict[str, Callable[..., Any]] = {
     "multi_margin_loss": _multi_margin_loss,
     "multilabel_margin_loss": _multilabel_margin_loss,
 }
-# The same functions with derivatives that keep their digits. A report does not mention them.
+# The same functions with derivatives that keep their digits, or that take vectors from anywhere in memory. A report does not mention them.
 ACCURATE: dict[str, Callable[..., Any]] = {
+    "view_as_complex": _complex_of_pairs,
     "log_softmax": accurate.log_softmax,
     "cross_entropy": accurate.cross_entropy,
     "logsigmoid": accurate.logsigmoid,
