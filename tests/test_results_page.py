@@ -380,3 +380,18 @@ def test_weights_that_are_shipped_are_measured_by_the_command_beside_them(run: A
         code, out, err = run(*words, "--measures", "kappa_trace_sum", "--json", "-")
         assert code == 0, err
         assert json.loads(out)["values"]["kappa_trace_sum"]["value"] > 0
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "orders", "said"),
+    [
+        ((0.9, 0.8), 0.7, (0.5, 0.9), "agrees"),
+        ((0.88, 0.7), 0.93, (1.0, 0.93), "random labels are told in better order than by the trace (τ 1.00 and 0.93), with a smaller r"),
+        ((0.86, 0.8), 0.99, (0.88, 0.92), "random labels are told, but no better than by the trace"),
+        ((0.5, -0.1), 0.1, (1.0, 0.0), "disagrees"),
+    ],
+)  # fmt: skip
+def test_random_labels_are_judged_by_the_papers_coefficient_and_by_the_order(ours, plain, orders, said):
+    of_labels = sys.modules["tellers"]._of_labels
+    value, low = ours
+    assert of_labels(Estimate(value, low, 1.0), Estimate(plain), *map(Estimate, orders)) == said

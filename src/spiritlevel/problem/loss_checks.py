@@ -20,7 +20,7 @@ from spiritlevel.problem.replica import remembered, watching
 # What code of the caller's own raises that does not fit what it is given.
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 # Entries of outputs that the loss of a chunk is computed on, over and over, to see whether it is a mean.
-MOST_HALVED = 100_000_000
+MOST_HALVED = 30_000_000
 
 
 def check_loss(problem: Checked, outputs: Any, batch: Batch) -> None:
