@@ -205,15 +205,24 @@ def tsuzuku_verdict(told: Told) -> Verdict:
             verdicts.append(f"{part.model}: open: it does not fit its labels, as the paper's does")
         else:
             but = f" ({unfitted} of {len(own)} fits less than {FITTED:.0%} of its labels)" if unfitted else ""
-            verdicts.append(f"{part.model}: {_of_labels(ours, plain)}{' so far' if 'so far' in count else ''}{but}")
+            told_of = _of_labels(ours, plain, part.tau(NORMALIZED), part.tau("hessian_trace"))
+            verdicts.append(f"{part.model}: {told_of}{' so far' if 'so far' in count else ''}{but}")
     return Verdict("; ".join(said).replace("-0", "−0"), count, "; ".join(verdicts))
 
 
-def _of_labels(ours: Estimate, plain: Estimate) -> str:
-    """The paper says two things: normalized sharpness rises with the share of random labels, and tells more than the trace."""
+def _of_labels(ours: Estimate, plain: Estimate, our_order: Estimate, plain_order: Estimate) -> str:
+    """The paper says two things: normalized sharpness rises with the share of random labels, and tells more than the trace.
+
+    Its coefficient is Pearson's, in which a measure that rises like a root loses; whether it has the networks in better order is told.
+    """
     if not ours.low > 0:
         return "disagrees"
-    return "agrees" if ours.value > plain.value else "random labels are told, but no better than by the trace"
+    if ours.value > plain.value:
+        return "agrees"
+    if our_order.value > plain_order.value:
+        orders = f"τ {our_order.value:.2f} and {plain_order.value:.2f}"
+        return f"random labels are told in better order than by the trace ({orders}), with a smaller r"
+    return "random labels are told, but no better than by the trace"
 
 
 def tsuzuku(told: Told) -> list[str]:

@@ -71,6 +71,8 @@ class Problem:
     >>> problem = Problem(model, "mse", (x, y))
     >>> problem.loss({"weight": torch.tensor([[1.0, 1.0]])})  # (3² + 7²) / 2
     29.0
+    >>> problem.placed(problem.data.first).inputs.device
+    device(type='cpu')
     """
 
     def __init__(
@@ -360,20 +362,13 @@ class Problem:
         return self.shards.placed({**fixed, **parameters})
 
     def placed(self, batch: Batch) -> Batch:
-        """The batch on the model's device, and in the precision of the measurement where inputs follow that.
-
-        >>> problem = Problem(nn.Linear(2, 1), "mse", (torch.eye(2), torch.zeros(2, 1)))
-        >>> problem.placed(problem.data.first).inputs.device
-        device(type='cpu')
-        """
+        """The batch on the model's device, in the precision of the measurement where inputs follow that."""
 
         def place(leaf: Tensor) -> Tensor:
             leaf = leaf.to(self.device, non_blocking=True)
             return leaf.to(self.dtype) if self._cast_inputs and leaf.is_floating_point() else leaf
 
         return batch.map(place)
-
-    # --- one batch -----------------------------------------------------------------------------------------------
 
     def _settle_rewrites(self) -> None:
         """Say what was rewritten; where nothing was, the network runs without looking for it from now on."""
