@@ -382,6 +382,18 @@ def test_weights_that_are_shipped_are_measured_by_the_command_beside_them(run: A
         assert json.loads(out)["values"]["kappa_trace_sum"]["value"] > 0
 
 
+def test_networks_that_were_left_out_are_told_together_with_the_range_of_their_numbers(page: Path) -> None:
+    study = MAKE["read_study"](page.parent / "one")
+    cell = next(cell for cell in study.cells if cell.status == "excluded")
+    first, second = (
+        replace(cell, reason=f"ended early: train loss {loss}, after 300 epochs") for loss in ("0.123456", "8.5e-2")
+    )
+    place = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in cell.factors.items())
+    reasons = sys.modules["telling"].reasons
+    assert reasons([first]) == [f"1 × {place}: ended early: train loss 0.123, after 300 epochs"]
+    assert reasons([first, second]) == [f"2 × {place}: ended early: train loss 0.0850 to 0.123, after 300 epochs"]
+
+
 @pytest.mark.parametrize(
     ("ours", "plain", "orders", "said"),
     [

@@ -100,8 +100,14 @@ def told_of(place: Path, draws: int = RESAMPLES) -> Told:
 def section(told: Told) -> str:
     """What the page says of a study between its words."""
     judge, body = TELLERS[told.study.name]
-    # A study of batches is told from two networks on; correlations of fewer than six have no interval and say nothing.
-    enough = len(told.study.measured) >= (2 if told.study.name.startswith("rangamani") else FEWEST)
+    # A study of batches is told from two networks on, also of those that only came to a mark; correlations of fewer than six have no
+    # interval and say nothing.
+    of_batches = told.study.name.startswith("rangamani")
+    enough = (
+        sum(bool(cell.along or cell.measures) for cell in told.study.cells) >= 2
+        if of_batches
+        else len(told.study.measured) >= FEWEST
+    )
     lines = [*made(told), *(body(told) if enough else each_network(told))]
     found = judge(told)
     said = f"**Verdict: {found.verdict}** (networks: {found.networks}). Here: {found.here}."

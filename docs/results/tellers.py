@@ -305,7 +305,7 @@ def rangamani(told: Told) -> list[str]:
                 *table,
             ]
         if apart := parted_table(part):
-            made += ["", *apart, "", parted_sentence(part)]
+            made += ["", *apart, "", *filter(None, [parted_sentence(part)])]
         kind = part.model.partition(":")[0]
         pictures += [
             told.picture(

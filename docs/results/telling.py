@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,7 @@ NAMES = {
     NORMALIZED: "normalized sharpness, the paper's loss (20)",
     MATRIX: "matrix-normalized sharpness, loss (20)",
 }
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 PARTS = ("measured", "excluded", "failed", "unfinished")
 
 
@@ -238,11 +239,23 @@ def made(told: Told) -> list[str]:
     if rows:
         lines += [*markdown(Numbers(("setting", "here", "the built-in study"), tuple(rows))), ""]
     for status in ("excluded", "failed"):
-        reasons = Counter(_why(cell) for cell in study.cells if cell.status == status)
-        lines += [f"- {status}: {number} × {reason}" for reason, number in reasons.items()]
+        lines += [f"- {status}: {line}" for line in reasons(cell for cell in study.cells if cell.status == status)]
     return [*lines, ""] if count["excluded"] + count["failed"] else lines
 
 
-def _why(cell: Cell) -> str:
-    place = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in cell.factors.items())
-    return f"{place}: {re.sub(r'[0-9.]+(e-?[0-9]+)?', '…', cell.reason)}"
+def reasons(cells: Iterable[Cell]) -> list[str]:
+    """Why networks were not measured: those of one place in the grid and with one reason together, their numbers from least to largest."""
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    for cell in cells:
+        place = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in cell.factors.items())
+        words = NUMBER.sub("{}", cell.reason.replace("{", "(").replace("}", ")"))
+        found.setdefault((place, words), []).append([float(number) for number in NUMBER.findall(cell.reason)])
+    return [
+        f"{len(numbers)} × {place}: {words.format(*map(_span, zip(*numbers, strict=True)))}"
+        for (place, words), numbers in found.items()
+    ]
+
+
+def _span(numbers: Sequence[float]) -> str:
+    least, largest = (significant(number, 3) for number in (min(numbers), max(numbers)))
+    return least if least == largest else f"{least} to {largest}"
