@@ -7,6 +7,7 @@ import json
 import math
 import re
 import runpy
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -407,3 +408,26 @@ def test_random_labels_are_judged_by_the_papers_coefficient_and_by_the_order(our
     of_labels = sys.modules["tellers"]._of_labels
     value, low = ours
     assert of_labels(Estimate(value, low, 1.0), Estimate(plain), *map(Estimate, orders)) == said
+
+
+def test_a_training_that_went_on_is_told_and_drawn_with_the_small_batches(
+    page: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    for name in ("rangamani-mnist", "rangamani-onward"):
+        shutil.copytree(page.parent / "results" / "rangamani-mnist", tmp_path / name)
+    onward = sys.modules["onward"]
+    monkeypatch.setattr(onward, "NETWORK", "fully_connected")
+    part, other = MAKE["told_of"](tmp_path / "rangamani-mnist", draws=100).parts
+    table = onward.onward_table(part)
+    whole = onward.trained_on(part)
+    assert len(table) == 4 + 3 * len(whole.measured) + 1  # two marks and the end of each
+    ends = [cell.measures["riemannian_spectral_norm"].value for cell in whole.measured]
+    assert sys.modules["telling"].significant(ends[-1], 3) in table[-2]
+    drawn = onward.with_those_trained_on(part)
+    added = drawn.cells[len(part.study.cells) :]
+    assert len(added) == len(whole.cells)
+    assert {cell.factors["training.batch_size"] for cell in added} == {256}
+    assert "; trained on to a train loss of " in onward.said_of_those_trained_on(part)
+    assert onward.onward_table(other) == []  # of another network nothing was trained on
+    assert onward.with_those_trained_on(other) is other.study
+    assert onward.said_of_those_trained_on(other) == ""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from equal_loss import parted_sentence, parted_table
+from onward import onward_table, said_of_those_trained_on, with_those_trained_on
 from telling import (
     MATRIX,
     NAMES,
@@ -274,7 +275,7 @@ def rangamani_verdict(told: Told) -> Verdict:
         if losses:
             span = f"{significant(min(losses), 2)} to {significant(max(losses), 2)} times at equal train loss"
             equal = f", up to {significant(max(epochs), 2)} times at equal epochs" if epochs else ""
-            said.append(f"{part.model}: large batches are {span}{equal}")
+            said.append(f"{part.model}: large batches are {span}{equal}{said_of_those_trained_on(part)}")
             decided.append(max(losses))
         else:
             said.append(f"{part.model}: no pair of batches at one level yet")
@@ -306,10 +307,12 @@ def rangamani(told: Told) -> list[str]:
             ]
         if apart := parted_table(part):
             made += ["", *apart, "", *filter(None, [parted_sentence(part)])]
-        kind = part.model.partition(":")[0]
+        if further := onward_table(part):
+            made += ["", *further]
+        kind, shown = part.model.partition(":")[0], with_those_trained_on(part)
         pictures += [
             told.picture(
-                f"path-{kind}-{name.replace('_', '-')}", path_drawing(part.study, name, f", {part.model}", NAMES[name])
+                f"path-{kind}-{name.replace('_', '-')}", path_drawing(shown, name, f", {part.model}", NAMES[name])
             )
             for name in ("riemannian_spectral_norm", "normalized_sharpness")
             if part.study.marks
