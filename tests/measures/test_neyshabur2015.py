@@ -172,3 +172,32 @@ def test_paths_into_a_tensor_of_constants_are_refused():
     value = path_norm(Spelled(body).double(), torch.rand(5, 3, dtype=torch.float64))
     assert not value.available
     assert "an assignment into a tensor that does not come from the inputs" in str(value.notes)
+
+
+LONE = {  # pooling of inputs without channels, after which two or one entries are left
+    "adaptive mean": (lambda h: F.adaptive_avg_pool1d(h, 2), 4, 0.5),
+    "adaptive maximum": (lambda h: F.adaptive_max_pool1d(h, 2), 4, 1.0),
+    "mean": (lambda h: F.avg_pool1d(h, 2), 4, 0.5),
+    "maximum": (lambda h: F.max_pool1d(h, 2), 4, 1.0),
+    "mean of an image": (lambda h: F.avg_pool2d(h.unflatten(1, (2, 2)), 2).flatten(1), 4, 0.25),
+}
+
+
+@pytest.mark.parametrize(("pool", "size", "weight"), LONE.values(), ids=LONE)
+@pytest.mark.parametrize("q", [1.0, 2.0])
+def test_pooling_without_channels_has_the_windows_of_its_own_dimensions(pool, size, weight, q):
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, size, bias=False)
+
+        def forward(self, x):
+            return pool(self.first(x))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Pooled().double()
+    x = torch.rand(5, 3, dtype=torch.float64)
+    value = sl.measure(net, (x, torch.zeros_like(net(x)).detach()), "mse", measures=[sl.get_measure("path_norm", q=q)])
+    total = float((net.first.weight.detach().abs() ** q).sum()) * weight**q
+    assert value["path_norm"].value == pytest.approx(total ** (1 / q), rel=1e-12)

@@ -1,5 +1,7 @@
 """Samples that know of one another, in the network or in the loss, are refused; so few that a handful of samples does not show it, too."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -15,8 +17,8 @@ MIXED = (
     "pass a loss of the form (model, batch) -> (mean, count), which keeps your batches as they are"
 )
 NORMALIZED = (
-    "batch normalization with the statistics of the batch, as in train mode. Use running statistics "
-    "(track_running_stats=True) in eval mode"
+    "batch normalization with the statistics of the batch, as in train mode, or another operation along the first dimension. "
+    "Use running statistics (track_running_stats=True) in eval mode"
 )
 
 
@@ -132,3 +134,91 @@ def test_a_mean_over_what_a_mask_among_the_outputs_leaves_is_refused():
     tokens[20:, 1:] = 0
     with pytest.raises(sl.SpiritLevelError, match=r"^the loss 'masked' is not a mean over samples: "):
         sl.measure(Masked().double(), (tokens, targets), masked, measures=["hessian_trace"])
+
+
+@dataclass
+class Record:
+    features: torch.Tensor
+    logits: torch.Tensor
+
+
+class Beside(Pair):
+    """Features and logits in a record, or with something that has no row a sample."""
+
+    def __init__(self, beside):
+        super().__init__(together=False)
+        self.beside = beside
+
+    def forward(self, x):
+        both = super().forward(x)
+        if self.beside == "record":
+            return Record(*both)
+        return (
+            *both,
+            self.last.weight.norm() if self.beside == "number" else self.last.weight.expand(12, 3, 4).flatten(0, 1),
+        )
+
+
+def of_the_first_two(loss):
+    return lambda outputs, targets: loss(
+        (outputs.features, outputs.logits) if isinstance(outputs, Record) else outputs[:2], targets
+    )
+
+
+@pytest.mark.parametrize("beside", ["record", "number", "as many rows by chance"])
+def test_outputs_are_halved_whatever_lies_beside_them(beside):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, x = Beside(beside).double(), torch.randn(36, 4, dtype=torch.float64)
+    y = torch.arange(36) % 2
+    y[[5, 30]] = 2
+    with pytest.raises(sl.SpiritLevelError, match=r"is not a mean over samples: "):
+        sl.measure(model, (x, y), of_the_first_two(pulled_together), measures=["hessian_trace"])
+    plain = of_the_first_two(lambda outputs, targets: F.cross_entropy(outputs[1], targets))
+    expected = sl.measure(model, (x, y), sl.batch_loss(lambda net, batch: (plain(net(batch[0]), batch[1]), len(batch[1]))),
+                          measures=["hessian_spectral_norm"])  # fmt: skip
+    found = sl.measure(model, (x, y), plain, measures=["hessian_spectral_norm"])
+    assert found["hessian_spectral_norm"].value == pytest.approx(expected["hessian_spectral_norm"].value, rel=1e-6)
+
+
+def test_batches_of_another_shape_are_looked_at_too():
+    class Centred(nn.Module):
+        """Takes the mean over the batch away where sentences are of five words."""
+
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 3)
+
+        def forward(self, x):
+            out = self.last(torch.tanh(x).mean(1))
+            return out - out.mean(0) if x.shape[1] == 5 else out
+
+    x = torch.randn(160, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    data = [(x.reshape(8, 5, 4)[:, :length], torch.arange(8) % 3) for length in (3, 5)]
+    with refused(MIXED.format(NORMALIZED), sl.NondeterministicError):
+        sl.measure(Centred().double(), data, measures=["hessian_trace"])
+
+
+def test_outputs_that_are_not_finite_are_told_with_their_sample():
+    x = torch.ones(36, 4, dtype=torch.float64)
+    x[25] = 1e250
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double()
+    with torch.no_grad():
+        model[0].weight.mul_(1e100)
+    with pytest.raises(sl.SpiritLevelError, match="of sample 25"):
+        sl.measure(model, (x, torch.arange(36) % 3), measures=["hessian_trace"])
+
+
+def test_layers_that_take_time_first_are_not_blamed_for_a_normalization():
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.norm = nn.GRU(4, 3), nn.BatchNorm1d(3, track_running_stats=False)
+
+        def forward(self, x):
+            return self.norm(self.cell(x.transpose(0, 1))[0][-1])
+
+    told = NORMALIZED.replace(", or another operation along the first dimension", " (norm)")
+    x = torch.linspace(-1, 1, 8 * 20, dtype=torch.float64).reshape(8, 5, 4).sin()
+    with refused(MIXED.format(told), sl.NondeterministicError):
+        sl.measure(Turned().double(), (x, torch.arange(8) % 3), measures=["hessian_trace"])

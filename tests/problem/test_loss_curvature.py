@@ -84,6 +84,48 @@ def test_losses_with_kinks_or_of_few_digits_are_measured(loss, dtype):
     assert math.isfinite(found.value)
 
 
+def fitted(outputs: torch.Tensor, apart: float) -> torch.Tensor:
+    return outputs.detach() + apart * torch.linspace(-1, 1, outputs.numel(), dtype=outputs.dtype).reshape(outputs.shape)
+
+
+def expectile(residuals):
+    return torch.where(residuals > 0, 0.9, 0.1) * residuals.square()
+
+
+RESIDUALS = {
+    "root of a sum of squares": lambda r: (r.square().sum(1) + 1e-12).sqrt().mean(),
+    "between one and two": lambda r: (r.square() + 1e-30).pow(0.75).mean(),
+    "expectile": lambda r: expectile(r).mean(),
+    "one-sided square": lambda r: r.relu().square().mean(),
+}
+
+
+@pytest.mark.parametrize("loss", RESIDUALS.values(), ids=RESIDUALS)
+@pytest.mark.parametrize("apart", [0.0, 1e-8, 1e-6])
+def test_gradients_that_bend_at_or_beside_the_outputs_prove_nothing(loss, apart):
+    model = by_name("mlp").make()[0]
+    x = by_name("mlp").make()[1]
+    y = fitted(model(x), apart)
+    found = sl.measure(model, (x, y), lambda outputs, targets: loss(outputs - targets), measures=["hessian_trace"])
+    assert math.isfinite(found["hessian_trace"].value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("loss", ["floored", "clamped"])
+def test_logarithms_of_probabilities_that_are_all_but_zero_are_measured(loss, dtype):
+    model, x, y = by_name("mlp").make(dtype)
+    with torch.no_grad():
+        list(model.parameters())[-2].mul_(60)
+    y = model(x).argmax(1)
+    network = nn.Sequential(model, nn.Softmax(1))
+    ways = {
+        "floored": lambda p, t: -(p.gather(1, t.unsqueeze(1)) + 1e-9).log().mean(),
+        "clamped": lambda p, t: -p.clamp(1e-7, 1).gather(1, t.unsqueeze(1)).log().mean(),
+    }
+    found = sl.measure(network, (x, y), ways[loss], measures=["hessian_trace"])["hessian_trace"]
+    assert math.isfinite(found.value)
+
+
 def test_outputs_that_sit_on_a_kink_prove_nothing():
     model = nn.Linear(2, 2, bias=False).double()
     with torch.no_grad():

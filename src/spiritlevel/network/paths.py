@@ -195,7 +195,7 @@ class _Paths(ParameterMode):
             )
         tensor, log = self._operand(value)
         written = tensor * math.exp(min(log - self.log_of(target), _LARGEST_LOG))
-        if not bool(torch.isfinite(written).all()):
+        if not bool(torch.isfinite(written).all()) or bool(((tensor > 0) & (written == 0)).any()):
             raise TracingError("the sums over paths leave the range of numbers where one is written into another")
         write(written)
 
@@ -270,10 +270,10 @@ class _Paths(ParameterMode):
         if not bool((ones - 1).abs().max() < 1e-9):
             raise TracingError("paths have no single weight through an average that leaves out its padding")
         if "adaptive" in name:
-            counts = _adaptive_counts(x, result)
+            counts = _adaptive_counts(x, result, int(name[-2]))
         else:
             names = ("input", "kernel_size", "stride", "padding", "ceil_mode")
-            counts = _window_sums(torch.ones_like(x), *bound_arguments(names, args, kwargs)[1:])
+            counts = _window_sums(torch.ones_like(x), int(name[-2]), *bound_arguments(names, args, kwargs)[1:])
         return self._new(result * counts ** (1 - self._power), self.log_of(x))
 
     def _largest(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -281,31 +281,31 @@ class _Paths(ParameterMode):
         x = args[0]
         if function in _ADAPTIVE_MAX:
             size = bound_arguments(("input", "output_size"), args, kwargs)[1]
-            averaged = getattr(F, f"adaptive_avg_pool{_ADAPTIVE_MAX[function]}d")(x, size)
-            return self._new(averaged * _adaptive_counts(x, averaged), self.log_of(x))
+            dims = _ADAPTIVE_MAX[function]
+            averaged = getattr(F, f"adaptive_avg_pool{dims}d")(x, size)
+            return self._new(averaged * _adaptive_counts(x, averaged, dims), self.log_of(x))
         names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
         _, kernel, stride, padding, dilation, ceil = bound_arguments(names, args, kwargs)
         if any(each != 1 for each in repeated(dilation or 1, _MAX_POOLS[function])):
             raise TracingError("paths have no weight through a pooling with a dilated window")
-        return self._new(_window_sums(x, kernel, stride, padding, ceil), self.log_of(x))
+        return self._new(_window_sums(x, _MAX_POOLS[function], kernel, stride, padding, ceil), self.log_of(x))
 
 
-def _window_sums(x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: Any) -> Tensor:
-    """The sum over every window of a pooling of images (samples, channels, …)."""
-    dims = x.dim() - 2
+def _window_sums(x: Tensor, dims: int, kernel: Any, stride: Any, padding: Any, ceil: Any) -> Tensor:
+    """The sum over every window of a pooling of the last so many dimensions."""
     sizes, step = repeated(kernel, dims), repeated(kernel if stride in (None, []) else stride, dims)
     edge, lone = repeated(padding or 0, dims), dims == 1
     if lone:
-        x, sizes, step, edge = x.unsqueeze(2), (1, *sizes), (1, *step), (0, *edge)
+        x, sizes, step, edge = x.unsqueeze(-2), (1, *sizes), (1, *step), (0, *edge)
     pool = F.avg_pool3d if dims == 3 else F.avg_pool2d
     result: Tensor = pool(x, sizes, step, edge, ceil_mode=bool(ceil), divisor_override=1)
-    return result.squeeze(2) if lone else result
+    return result.squeeze(-2) if lone else result
 
 
-def _adaptive_counts(x: Tensor, result: Tensor) -> Tensor:
+def _adaptive_counts(x: Tensor, result: Tensor, dims: int) -> Tensor:
     """How many entries every window of an adaptive pooling has: windows overlap where sizes do not divide."""
     counts = torch.ones((), dtype=torch.float64, device=x.device)
-    for size, windows in zip(x.shape[2:], result.shape[2:], strict=True):
+    for size, windows in zip(x.shape[-dims:], result.shape[-dims:], strict=True):
         window = torch.arange(windows, device=x.device, dtype=torch.float64)
         ends, starts = ((window + 1) * size / windows).ceil(), (window * size / windows).floor()
         counts = counts.unsqueeze(-1) * (ends - starts)

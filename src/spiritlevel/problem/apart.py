@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from spiritlevel.errors import NondeterministicError, SpiritLevelError
 from spiritlevel.problem.batches import Batch
@@ -31,7 +31,10 @@ def check_chunk_apart(problem: Checked, outputs: Any, chunk: Batch) -> None:
 def check_apart(problem: Checked, outputs: Any, batch: Batch, rows: Tensor) -> None:
     """Refuse a network that gives these samples of a batch other outputs than they had among all of them."""
     rows = rows.to(problem.device)
-    if agree(_taken(outputs, rows, len(batch)), problem.outputs(problem.parameters, batch[rows]), TOLERANCE):
+    alone = problem.outputs(problem.parameters, batch[rows])
+    if not _is_finite(outputs) or not _is_finite(alone):  # where that is, and why, is looked for elsewhere
+        return
+    if agree(_taken(outputs, alone, rows, len(batch)), alone, TOLERANCE):
         return
     _check_rows(outputs, len(batch))
     raise NondeterministicError(
@@ -39,6 +42,11 @@ def check_apart(problem: Checked, outputs: Any, batch: Batch, rows: Tensor) -> N
         f"Likely cause: {_likely_cause(problem)}, or pass a loss of the form (model, batch) -> (mean, count), which keeps your "
         "batches as they are"
     )
+
+
+def _is_finite(outputs: Any) -> bool:
+    leaves = (leaf for leaf in leaves_of(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves)
 
 
 def _check_rows(outputs: Any, samples: int) -> None:
@@ -52,19 +60,16 @@ def _check_rows(outputs: Any, samples: int) -> None:
 def _likely_cause(problem: Checked) -> str:
     """What mixes samples, with what to do about it."""
     modules = dict(problem.model.named_modules())
-    along = [name for name, module in modules.items() if getattr(module, "batch_first", True) is False]
-    if along:
+    kind = nn.modules.batchnorm._BatchNorm
+    normalizing = [name for name, each in modules.items() if isinstance(each, kind) and each.running_mean is None]
+    along = [name for name, each in modules.items() if getattr(each, "batch_first", True) is False]
+    if along and not normalizing:
         return (
             f"layers that take the first dimension for time ({', '.join(along[:3])}). Make them with batch_first=True"
         )
-    normalizing = [
-        name
-        for name, module in modules.items()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
-    ]
-    where = f" ({', '.join(normalizing[:3])})" if normalizing else ""
+    what = f" ({', '.join(normalizing[:3])})" if normalizing else ", or another operation along the first dimension"
     return (
-        f"batch normalization with the statistics of the batch, as in train mode{where}. Use running statistics "
+        f"batch normalization with the statistics of the batch, as in train mode{what}. Use running statistics "
         "(track_running_stats=True) in eval mode"
     )
 
@@ -90,8 +95,42 @@ def agree(first: Any, second: Any, tolerance: float = 1e-5) -> bool:
     )
 
 
-def _taken(outputs: Any, rows: Tensor, of: int) -> list[Any]:
+def _taken(outputs: Any, alone: Any, rows: Tensor, of: int) -> list[Any]:
+    """Of everything that has a row a sample the rows of these samples, whose outputs alone are at hand; the rest as it is."""
     return [
-        leaf[rows] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == of else leaf
-        for leaf in leaves_of(outputs)
+        leaf[rows] if _has_rows(leaf, of) and _has_rows(other, len(rows)) else leaf
+        for leaf, other in zip(leaves_of(outputs), leaves_of(alone), strict=False)
     ]
+
+
+def shapes_of(batch: Batch) -> tuple[torch.Size, ...]:
+    """The shapes of a batch's inputs."""
+    return tuple(leaf.shape for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor))
+
+
+def _has_rows(leaf: Any, count: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count
+
+
+def rows_among(problem: Checked, outputs: Any, batch: Batch) -> set[int]:
+    """The identities of the tensors that have a row a sample: of several outputs one may be as long by chance."""
+    count = len(batch)
+    if isinstance(outputs, Tensor):
+        return {id(outputs)} if _has_rows(outputs, count) else set()
+    one = problem.outputs(problem.parameters, batch[:1])
+    pairs = zip(leaves_of(outputs), leaves_of(one), strict=False)
+    return {id(leaf) for leaf, other in pairs if _has_rows(leaf, count) and _has_rows(other, 1)}
+
+
+def picked(outputs: Any, rows: Tensor, among: set[int]) -> Any:
+    """The outputs with these rows of the tensors that have rows."""
+
+    def pick(leaf: Any) -> Any:
+        if id(leaf) in among:
+            return leaf[rows]
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            fields = {field.name: tree_map(pick, getattr(leaf, field.name)) for field in dataclasses.fields(leaf)}
+            return dataclasses.replace(leaf, **fields)
+        return leaf
+
+    return tree_map(pick, outputs)

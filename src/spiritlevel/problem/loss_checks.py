@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.network.rewrites import with_plain_derivatives
+from spiritlevel.problem.apart import leaves_of, picked, rows_among, shapes_of
 from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.replica import remembered, watching
@@ -146,46 +146,35 @@ def check_mean(problem: Checked, batch: Batch, outputs: Any) -> None:
     It is also checked on the outputs of other samples: where the network fits all samples well, their losses are too
     small to show how they are weighted.
     """
-    if not _is_given(problem) or not in_rows(outputs, len(batch)):
-        return
-    refuse_no_mean(problem, outputs, batch, "from all over the data")
-    if isinstance(outputs, Tensor):  # a mask among several outputs belongs to its own targets
+    _refuse_no_mean(problem, outputs, batch, "from all over the data")
+    if isinstance(outputs, Tensor) and outputs.dim():  # a mask among several outputs belongs to its own targets
         for shift in range(1, 4):
-            refuse_no_mean(problem, outputs.roll(shift, 0), batch, "from all over the data")
+            _refuse_no_mean(problem, outputs.roll(shift, 0), batch, "from all over the data")
 
 
 def check_mean_of_chunk(problem: Checked, batch: Batch, outputs: Any) -> None:
     """The same for all samples of a chunk: those that a loss brings together may be few, and far apart in the data."""
-    if not problem.whole and _is_given(problem) and in_rows(outputs, len(batch)):
+    if not problem.whole:
         with torch.no_grad():
-            refuse_no_mean(problem, tree_map(_detached, outputs), batch, "of one batch")
+            _refuse_no_mean(problem, outputs, batch, "of one batch")
 
 
-def _is_given(problem: Checked) -> bool:
-    """Whether nothing is known of the loss but how to call it."""
-    return problem.loss_function.check is None
+def _refuse_no_mean(problem: Checked, outputs: Any, batch: Batch, where: str) -> None:
+    """Compare the loss with those of two halves of the samples, for so many halvings that any two samples are parted by one.
 
-
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
-
-
-def in_rows(outputs: Any, samples: int) -> bool:
-    """Whether all that the network returns are tensors of one row a sample, so that they can be taken apart."""
-    leaves = [leaf for leaf in tree_leaves(outputs) if leaf is not None]
-    return bool(leaves) and all(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == samples for leaf in leaves)
-
-
-def refuse_no_mean(problem: Checked, outputs: Any, batch: Batch, where: str) -> None:
-    """Compare the loss with those of two halves of the samples, for so many halvings that any two samples are parted by one."""
+    What the network returns besides rows of samples goes to both halves as it is.
+    """
     loss, targets = problem.loss_function, batch.targets
+    if loss.check is not None or len(batch) < 2:
+        return
+    among = rows_among(problem, outputs, batch)
+    if not among:
+        return
     assert targets is not None
-    total: Tensor | None = None
-    for parts in _halvings(outputs, len(batch)):
-        if total is None:
-            total = _loss_of_outputs(problem, outputs, targets)
+    total = _loss_of_outputs(problem, outputs, targets)
+    for parts in _halvings(problem, outputs, len(batch)):
         counts = [float(loss.count(targets[part])) for part in parts]
-        values = [float(loss.mean(_rows(outputs, part), targets[part])) for part in parts]
+        values = [float(loss.mean(picked(outputs, part, among), targets[part])) for part in parts]
         if not sum(counts) > 0:
             return
         mean, whole = sum(map(operator.mul, counts, values)) / sum(counts), float(total)
@@ -198,24 +187,19 @@ def refuse_no_mean(problem: Checked, outputs: Any, batch: Batch, where: str) -> 
             )
 
 
-def _halvings(outputs: Any, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The samples in two halves by every digit of their number in random order; of very large outputs by the first digits only."""
-    first = next(leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
-    entries = sum(leaf.numel() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
+def _halvings(problem: Checked, outputs: Any, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The samples in two halves by every digit of their number in random order; of very large outputs by the first digit only."""
+    entries = sum(leaf.numel() for leaf in leaves_of(outputs) if isinstance(leaf, Tensor))
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
     digits = (samples - 1).bit_length()
     for digit in range(digits if entries * digits <= MOST_HALVED else min(digits, 1)):
         high = (order >> digit) % 2 == 1
-        yield tuple(part.nonzero().squeeze(1).to(first.device) for part in (high, ~high))  # type: ignore[misc]
-
-
-def _rows(outputs: Any, rows: Tensor) -> Any:
-    return tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, outputs)
+        yield high.nonzero().squeeze(1).to(problem.device), (~high).nonzero().squeeze(1).to(problem.device)
 
 
 def _tolerance(outputs: Any, value: Tensor) -> float:
     """What rounding may leave of the mean: less where the loss is taken in double precision."""
-    precise = all(leaf.dtype != torch.float32 for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
+    precise = all(leaf.dtype != torch.float32 for leaf in leaves_of(outputs) if isinstance(leaf, Tensor))
     return 1e-4 if value.dtype == torch.float32 else 1e-8 if precise else 1e-6
 
 
@@ -227,19 +211,18 @@ def _check_all_targets(problem: Checked, outputs: Any) -> None:
     check, first = problem.loss_function.check, 0
     if check is None or not isinstance(outputs, Tensor):
         return
-    known = {_shape_of_inputs(problem.data.first): outputs.shape[1:]}
+    known = {_of_one(problem.data.first): outputs.shape[1:]}
     for batch in problem.data:
         if batch.targets is not None:
-            shape = _shape_of_inputs(batch)
+            shape = _of_one(batch)
             if shape not in known:
                 known[shape] = problem.outputs(problem.parameters, problem.placed(batch[:1])).shape[1:]
             check(outputs.new_zeros(1).expand(len(batch), *known[shape]), batch.targets.to(outputs.device), first)
             first += len(batch)
 
 
-def _shape_of_inputs(batch: Batch) -> tuple[torch.Size, ...]:
-    """The shapes of one sample's inputs."""
-    return tuple(leaf.shape[1:] for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor))
+def _of_one(batch: Batch) -> tuple[torch.Size, ...]:
+    return shapes_of(batch[:1])
 
 
 def check_scalar(value: Any) -> None:

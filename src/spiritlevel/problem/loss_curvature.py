@@ -51,8 +51,9 @@ def _looked_at(problem: Checked, outputs: Tensor, targets: Any) -> bool:
         return True
     raise SpiritLevelError(
         f"the second derivative of the loss {problem.loss_function.name!r} by the outputs is not that of its gradient: along "
-        f"one direction autograd gives a change of {wrong[0]:.4g}, and the gradient itself changes by {wrong[1]:.4g}. Likely cause: a "
-        "fused loss that makes its gradient in forward, or detach() on a part of the loss. Write it with plain operations, or "
+        f"one direction autograd gives a change of {wrong[0]:.4g}, the gradient itself changes by {wrong[1]:.4g}, and the two are "
+        f"{wrong[2]:.4g} apart. Likely cause: a fused loss that makes its gradient in forward, detach() on a part of the loss, or the "
+        "logarithm of a probability that is 1 to rounding. Write it with plain operations, of logits where it has any, or "
         "pass a loss of the form (model, batch) -> (mean, count), of which only gradients are needed"
     )
 
@@ -66,19 +67,27 @@ class _Look:
         drawn = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         self.direction = drawn.to(outputs) * (size or 1.0)
 
-    def disagreement(self) -> tuple[float, float] | None:
-        """The sizes of autograd's product and of the difference where they are steadily apart; None where a step has them agree,
-        or none tells: at a kink differences change with their step, and some losses end where outputs are moved."""
+    def disagreement(self) -> tuple[float, float, float] | None:
+        """The sizes of autograd's product and of the difference where they are steadily apart, and how far; None where a step has
+        them agree, or none tells: at a kink differences change with their step, and some losses end where outputs are moved."""
         found, apart = self._product(), None
         for step, difference, noise in self._telling(found):
             distance = float((difference - found).norm())
             sizes = float(found.norm()), float(difference.norm())
             if distance <= AGREEMENT[self.outputs.dtype] * max(sizes) + noise:
                 return None
-            halved = self._difference(step / 2)
-            if float((halved - difference).norm()) < STEADY * distance:
-                apart = sizes
+            if self._is_steady(step, difference, distance):
+                apart = *sizes, distance
         return apart
+
+    def _is_steady(self, step: float, difference: Tensor, distance: float) -> bool:
+        """Whether half the step and a step to one side show the same: not where the gradient bends within the step, or at the outputs."""
+        size = float(difference.norm())
+        here = self._gradient(self.outputs)
+        one_sided = (self._gradient(self.outputs + step * self.direction) - here) / step
+        halved = float((self._difference(step / 2) - difference).norm())
+        steady = halved <= STEADY * (min(distance, size) if size > 0 else distance)
+        return steady and float((one_sided - difference).norm()) <= STEADY * distance
 
     def _telling(self, found: Tensor) -> Iterator[tuple[float, Tensor, float]]:
         usual = self._usual()

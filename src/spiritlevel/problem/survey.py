@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spiritlevel.network.layers import Function, Layer, LinearMap
 from spiritlevel.network.tracing import Tracer, traced
-from spiritlevel.problem.apart import check_chunk_apart
+from spiritlevel.problem.apart import check_chunk_apart, shapes_of
 from spiritlevel.problem.batches import Batch, join
 from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.factors import OrderedFactor
@@ -174,6 +174,7 @@ def _halves(entries: Tensor) -> tuple[Tensor, Tensor]:
 def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
     """Trace every chunk, weigh every sample; what other processes found included."""
     seen: dict[Any, Seen] = {}
+    shapes: set[tuple[torch.Size, ...]] = set()
     heavy, near = _Kept(problem), _Kept(problem)
     total, sizes, weighed, reaches = 0.0, list[Tensor | None](), list[Tensor](), list[dict[str, Tensor]]()
     gradient = {name: torch.zeros_like(value) for name, value in problem.parameters.items()} if with_gradient else {}
@@ -184,8 +185,9 @@ def survey(problem: Checked, *, with_gradient: bool = True) -> Survey:
             outputs = traced(tracer, lambda leaves, chunk=chunk: problem.chunk_outputs(leaves, chunk))  # type: ignore[misc]
             found = _seen(problem, tracer, len(chunk))
             seen.setdefault((found.path, found.samples, tuple(sorted(found.shapes.items()))), found)
-            if not weighed:
+            if (shape := shapes_of(chunk)) not in shapes:
                 check_chunk_apart(problem, outputs, chunk)
+                shapes.add(shape)
             check_mean_of_chunk(problem, chunk, outputs)
             loss, masses = _weighed(problem, outputs, chunk)
             total += weight * loss
