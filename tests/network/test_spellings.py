@@ -67,6 +67,69 @@ def test_a_layer_is_the_same_however_it_is_written(spelling: str, width: int) ->
     assert neurons == {"a": 4, "b": width}
 
 
+TOKENS = torch.tensor([[0, 5], [3, 3], [6, 1], [2, 0], [4, 2], [5, 6], [1, 4]])
+LOOKUPS = {
+    "table[tokens]": lambda tokens, table: table[tokens],
+    "table[tokens, :]": lambda tokens, table: table[tokens, :],
+    "table[tokens, ...]": lambda tokens, table: table[tokens, ...],
+    "counted from the end": lambda tokens, table: table[tokens - 7],
+    "short numbers": lambda tokens, table: table[tokens.int()],
+}
+
+
+class Lookup(nn.Module):
+    """A table of seven rows, read as `look_up` does it, and two layers behind it."""
+
+    def __init__(self, look_up) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.table = nn.Parameter(torch.randn(7, 3).double())
+        self.a, self.b = nn.Linear(6, 4).double(), nn.Linear(4, 3).double()
+        self.look_up = look_up
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(self.look_up(tokens, self.table).flatten(1))))
+
+
+@pytest.mark.parametrize("spelling", LOOKUPS)
+def test_a_table_that_is_indexed_is_an_embedding(spelling: str) -> None:
+    expected, found = (
+        sl.measure(Lookup(look_up), (TOKENS, Y), measures=NAMES) for look_up in (F.embedding, LOOKUPS[spelling])
+    )
+    for name in NAMES:
+        assert set(found[name].layers) == {"table", "a.weight", "b.weight"}
+        assert found[name].layers == pytest.approx(expected[name].layers, rel=1e-9)
+    assert len(found["rho_sum"].neurons["table"]) == 7
+    written, called = (sl.find_symmetries(Lookup(each), TOKENS) for each in (LOOKUPS[spelling], F.embedding))
+    groups = [[(group.name, group.kind, group.dimension) for group in each.groups] for each in (written, called)]
+    assert groups[0] == groups[1]
+    assert written.orbit_dimension == 4 + 9
+
+
+def test_a_table_that_is_indexed_is_an_embedding_in_an_exported_program() -> None:
+    model = Lookup(LOOKUPS["table[tokens]"])
+    exported = torch.export.export(model, (TOKENS,), dynamic_shapes=({0: torch.export.Dim.AUTO},)).module()
+    expected, found = (sl.measure(each, (TOKENS, Y), measures=["rho_sum"])["rho_sum"] for each in (model, exported))
+    assert found.layers == pytest.approx(expected.layers, rel=1e-9)
+
+
+def test_rows_that_are_chosen_for_all_samples_are_no_lookup() -> None:
+    """They are the matrix that every sample is multiplied by, with its rows in another order."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(4)
+            self.weight, self.b = nn.Parameter(torch.randn(5, 4).double()), nn.Linear(3, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(F.linear(x, self.weight[torch.tensor([4, 0, 2])])))
+
+    report = sl.measure(Chosen(), (X, Y), measures=["kappa_sum"])
+    assert list(report["kappa_sum"].layers) == ["b.weight"]
+    assert any("weight; measures of layers leave them out" in note for note in report.notes)
+
+
 def test_token_mixing_is_swept_like_any_other_layer() -> None:
     """W @ x mixes the rows of every sample."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spiritlevel.network.modes import Mode, is_transformed
 from spiritlevel.network.operations import COMPOSITE, CONVOLUTIONS, SYNONYMS, TRANSPOSED
-from spiritlevel.network.spellings import SPELLINGS, Product, product_of
+from spiritlevel.network.spellings import SPELLINGS, Product, looked_up, product_of
 
 Function = Callable[..., Any]
 # Tensor → name and shape of the parameter whose numbers it holds, for parameters that are gathered anew at every use.
@@ -187,6 +187,8 @@ class ParameterMode(Mode, ABC):
             return self._convolution(name, function, args, kwargs)
         if name == "embedding":
             return self._lookup(function, args, kwargs)
+        if name in ("getitem", "index"):  # the second in an exported program
+            return self._indexed(*args)
         if name == "addmm" and len(args) == 3 and not kwargs:
             return self._biased_product(function, args)
         if name not in SPELLINGS:
@@ -281,6 +283,14 @@ class ParameterMode(Mode, ABC):
             lambda phi, matrix: function(phi, _without_row(matrix, padding), padding),
             {} if padding is None else {"padding": int(padding) % weight.shape[0]},
         )
+
+    def _indexed(self, matrix: Any, key: Any) -> LinearMap | None:
+        """`W[tokens]`, where −1 is the last row."""
+        indices = looked_up(key) if self.name_of(matrix) is not None and matrix.dim() == 2 else None
+        if indices is None:
+            return None
+        rows = torch.where(indices < 0, indices + len(matrix), indices)
+        return self._lookup(torch.nn.functional.embedding, (rows, matrix), {})
 
 
 def _dense(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:

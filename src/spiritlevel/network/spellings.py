@@ -1,7 +1,8 @@
-"""The ways in which a network may write down a product of an activation with a matrix.
+"""The ways in which a network may write down a product of an activation with a matrix, or a lookup of its rows.
 
 `x @ W`, `W @ x`, `einsum("io,bi->bo", W, x)` and `tensordot(x, W, ([1], [0]))` are one linear map. Every one of them is read as
 φ, whose last dimension is contracted, times the matrix, and as what brings the result into the form that was written.
+`W[tokens]` is the lookup of an embedding.
 """
 
 from __future__ import annotations
@@ -50,6 +51,21 @@ def product_of(
     if name == "tensordot":
         return _of_tensordot(*_bound_tensordot(args, kwargs), is_matrix)
     return _of_einsum(args, is_matrix)
+
+
+def looked_up(key: Any) -> Tensor | None:
+    """The indices in `W[indices]`, also written with `:` or `...` behind them, where it is the lookup of an embedding."""
+    first, *rest = key if isinstance(key, tuple | list) and key else (key,)
+    whole = all(each is Ellipsis or (isinstance(each, slice) and each == slice(None)) for each in rest)
+    return first if whole and are_of_rows(first) else None
+
+
+def are_of_rows(indices: Any) -> bool:
+    """Whether these choose rows for samples and for places within them.
+
+    A single dimension of indices is left out: it may choose those rows of a matrix that all samples are multiplied by.
+    """
+    return isinstance(indices, Tensor) and indices.dim() >= 2 and indices.dtype in (torch.int64, torch.int32)
 
 
 def multiplied(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, bool | None]]:

@@ -15,7 +15,7 @@ from spiritlevel.symmetry.variables import FIXED, compact
 MOVES = (
     *("t", "transpose", "permute", "slice", "select", "split", "split_with_sizes", "unsafe_split", "unbind", "chunk"),
     *("unsafe_split_with_sizes", "expand", "squeeze", "unsqueeze", "narrow", "flip", "roll", "repeat", "diagonal"),
-    *("detach", "alias", "lift_fresh", "lift_fresh_copy", "unfold", "tril", "triu", "index_select", "index", "gather"),
+    *("detach", "alias", "lift_fresh", "lift_fresh_copy", "unfold", "tril", "triu", "index_select", "gather"),
     *("select_copy", "slice_copy", "movedim", "swapaxes", "repeat_interleave", "view_copy", "rot90"),
 )
 MOVES_AS_FLOATS = (

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spiritlevel.network.spellings import are_of_rows
 from spiritlevel.symmetry import scales as sc
+from spiritlevel.symmetry.rules_elementwise import move
 from spiritlevel.symmetry.scales import ONE, Leaf, Scale, Term
 from spiritlevel.symmetry.trace import FIX_ALL, Call, Recorder, Result, rule
 from spiritlevel.symmetry.variables import ANY, FIXED, broadcast, compact, squeezed
@@ -251,13 +253,27 @@ def group_norm(recorder: Recorder, call: Call) -> Result:
 @rule("embedding")
 def embedding(recorder: Recorder, call: Call) -> Result:
     """An embedding: a linear map of one-hot vectors, one scale per column."""
-    leaf = recorder.leaves.get(id(call["weight"]))
+    return _lookup(recorder, call["weight"], call.out)
+
+
+@rule("index", rearranges=True)
+def index(recorder: Recorder, call: Call) -> Result:
+    """`W[tokens]` is an embedding; otherwise elements change places."""
+    first, *rest = call["indices"]
+    table = call["self"].dim() == 2 and id(call["self"]) in recorder.leaves
+    if table and are_of_rows(first) and all(each is None for each in rest):
+        return _lookup(recorder, call["self"], call.out)
+    return move(recorder, call)
+
+
+def _lookup(recorder: Recorder, weight: Tensor, out: Tensor) -> Scale:
+    leaf = recorder.leaves.get(id(weight))
     if leaf is not None and leaf.terms is None:
         columns = recorder.variables.fresh(leaf.value.shape[1], leaf.name)
         leaf.terms, leaf.role = ((ONE, columns.expand(leaf.value.shape)),), "map"
-    tied = sc.reduced(recorder.variables, recorder.scale_of(call["weight"]), [0])
+    tied = sc.reduced(recorder.variables, recorder.scale_of(weight), [0])
     ids = sc.merged(recorder.variables, tied)
-    return sc.of(ids.expand([*call.out.shape[:-1], -1]) if call.out.dim() > 1 else ids.reshape(-1))
+    return sc.of(ids.expand([*out.shape[:-1], -1]) if out.dim() > 1 else ids.reshape(-1))
 
 
 @rule("_prelu_kernel", "prelu")
