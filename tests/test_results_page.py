@@ -20,12 +20,12 @@ from spiritlevel.landscape import Line, load
 from spiritlevel.study.along import Mark
 from spiritlevel.study.correlate import Answers
 from spiritlevel.study.plan import read_plan
-from spiritlevel.study.results import GAPS, Cell, Passed, Quantity, described_study
+from spiritlevel.study.results import Cell, Passed, Quantity, described_study
 from spiritlevel.study.run import prepare
 from spiritlevel.study.statistics import Estimate
 from spiritlevel.study.store import StudyFolder
 from spiritlevel.study.worker import DONE, compute
-from study_samples import fabricate
+from study_samples import fabricate, followed
 from subjects.data_files import write_cifar_binary, write_mnist
 from tiny_study import TINY
 
@@ -51,22 +51,6 @@ TEMPLATE = """# Results
 
 {{measures}}
 """
-
-
-def followed(folder: Path, levels: tuple[float, ...] = (1.0, 0.1)) -> Path:
-    """A fabricated study in which every network was also measured at levels, where it was as it is at the end."""
-    for path in sorted(folder.glob("cells/*/result.json")):
-        result: dict[str, Any] = json.loads(path.read_text())
-        training = result["training"]
-        result["along"] = [
-            {"kind": "loss", "level": level, "step": step, "epoch": step / 100, "train_loss": 0.9 * level,
-             "test_loss": 0.9 * level + training["test_loss"] - training["train_loss"],
-             "train_accuracy": training["train_accuracy"], "test_accuracy": training["test_accuracy"],
-             "measures": result["measures"]}
-            for step, level in enumerate(levels, 1)
-        ]  # fmt: skip
-        path.write_text(json.dumps(result))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -142,22 +126,6 @@ def test_the_place_of_the_data_stays_out(page: Path) -> None:
     assert MAKE["described"]({**plain, "config": config}, study)["config"]["data"] == {"name": "mnist", "folder": None}
 
 
-def one_run(folder: Path, name: str, cells: slice, seed: int = 0) -> Path:
-    """A run of some networks of one study, as one machine leaves it."""
-    whole = followed(fabricate(folder / name, "petzka-mnist", excluded=0, failed=0, unfinished=0, seed=seed))
-    plain = json.loads((whole / "study.json").read_text())
-    plain["config"]["data"] = {"name": "mnist", "folder": f"/{name}"}
-    plain["config"] = {**plain["config"], "seeds": [0, 1, 2, 3, 4, 5], "training": {"epochs": 100}}
-    plain["cells"] = plain["cells"][cells]
-    (whole / "study.json").write_text(json.dumps(plain))
-    return whole
-
-
-def table(results: Path, name: str = "results.csv") -> dict[str, dict[str, str]]:
-    rows = csv.DictReader((results / "petzka-mnist" / name).read_text(encoding="utf-8").splitlines())
-    return {f"{row['hash']} {row.get('level', '')}": row for row in rows}
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "said"),
     [
@@ -173,80 +141,6 @@ def test_networks_on_cifar10_are_told_as_those_on_mnist_are(tmp_path: Path, kind
     text = MAKE["section"](MAKE["told_of"](place, draws=100))
     assert said in text
     assert f"18 of {len(read_plan(name).cells)} so far" in text
-
-
-def test_runs_of_several_machines_add_up(tmp_path: Path) -> None:
-    one, other = one_run(tmp_path, "one", slice(0, 8)), one_run(tmp_path, "other", slice(4, 14), seed=1)
-    cells = [entry["hash"] for entry in json.loads((one / "study.json").read_text())["cells"]]
-    finished, unfinished = one / "cells" / cells[0] / "result.json", one / "cells" / cells[5] / "result.json"
-    unfinished.unlink()
-    (other / "cells" / cells[6] / "result.json").unlink()
-    MAKE["gather"](one, tmp_path / "apart")
-    first, levels = table(tmp_path / "apart"), table(tmp_path / "apart", "levels.csv")
-    MAKE["gather"](one, tmp_path / "results")
-    MAKE["gather"](other, tmp_path / "results")
-    rows = table(tmp_path / "results")
-    assert len(rows) == 14
-    assert {row["status"] for row in rows.values()} == {"measured"}  # what one of them finished is finished
-    for kept in (cells[0], cells[6]):  # not in the other run, or not finished there
-        before = first[f"{kept} "]
-        # A gap is a difference of two columns and follows their six digits.
-        stays = [name for name in before if name not in GAPS]
-        assert [rows[f"{kept} "][name] for name in stays] == [before[name] for name in stays]
-    again = table(tmp_path / "results", "levels.csv")
-    assert len(again) == 28
-    assert again[f"{cells[0]} 1.0"]["rho_sum"] == levels[f"{cells[0]} 1.0"]["rho_sum"]
-    # Networks of before stay when a run is gathered again, and gathering twice changes nothing.
-    text = (tmp_path / "results" / "petzka-mnist" / "results.csv").read_text()
-    finished.unlink()
-    MAKE["gather"](one, tmp_path / "results")
-    MAKE["gather"](other, tmp_path / "results")
-    assert (tmp_path / "results" / "petzka-mnist" / "results.csv").read_text() == text
-
-
-def test_networks_that_were_made_differently_are_not_joined(tmp_path: Path) -> None:
-    one, other = one_run(tmp_path, "one", slice(0, 8)), one_run(tmp_path, "other", slice(8, 14))
-    plain = json.loads((other / "study.json").read_text())
-    plain["config"]["training"] = {"epochs": 5}
-    (other / "study.json").write_text(json.dumps(plain))
-    MAKE["gather"](one, tmp_path / "results")
-    with pytest.raises(
-        SpiritLevelError, match=r"made differently: training\.epochs is 100 there and 5 here\. Run the study"
-    ):
-        MAKE["gather"](other, tmp_path / "results")
-    assert len(table(tmp_path / "results")) == 8
-
-
-def test_networks_that_may_train_longer_at_a_constant_rate_are_joined(tmp_path: Path) -> None:
-    for name, cells, epochs in (("one", slice(0, 8), 300), ("other", slice(8, 14), 200)):
-        folder = one_run(tmp_path, name, cells)
-        plain = json.loads((folder / "study.json").read_text())
-        plain["config"]["training"] = {"epochs": epochs, "schedule": "constant"}
-        (folder / "study.json").write_text(json.dumps(plain))
-        MAKE["gather"](folder, tmp_path / "results")
-    assert len(table(tmp_path / "results")) == 14
-    described = json.loads((tmp_path / "results" / "petzka-mnist" / "study.json").read_text())
-    assert described["config"]["training"]["epochs"] == 300
-
-
-def test_a_run_of_one_network_joins_those_of_others(tmp_path: Path) -> None:
-    """A factor of the built-in study that a run sets to one value is a factor of the tables."""
-    for number, model in enumerate(("mnist-fc", "lenet")):
-        folder = fabricate(tmp_path / model, "rangamani-mnist", excluded=0, failed=0, unfinished=0, cells=10)
-        plain = json.loads((folder / "study.json").read_text())
-        plain["factors"].pop("model.name")
-        plain["config"] = {"model": {"name": model}, "training": {"learning_rate": 0.1}, "seeds": [0, 1, 2, 3, 4]}
-        for entry in plain["cells"]:
-            del entry["factors"]["model.name"]
-            renamed = f"{number}{entry['hash'][1:]}"
-            moved = (folder / "cells" / entry["hash"]).rename(folder / "cells" / renamed) / "result.json"
-            moved.write_text(json.dumps({**json.loads(moved.read_text()), "hash": renamed}))
-            entry["hash"] = renamed
-        (folder / "study.json").write_text(json.dumps(plain))
-        MAKE["gather"](folder, tmp_path / "results")
-    study = MAKE["read_tables"](tmp_path / "results" / "rangamani-mnist")
-    assert {name: len(part.measured) for name, part in study.parts.items()} == {"mnist-fc": 10, "lenet": 10}
-    assert study.factors["model.name"] == ["mnist-fc", "lenet"]
 
 
 def test_lines_around_small_and_large_batches(tmp_path: Path) -> None:

@@ -86,20 +86,34 @@ def _environments(*plains: Mapping[str, Any]) -> dict[str, str]:
 def crossed_again(plain: dict[str, Any], study: Study) -> tuple[dict[str, Any], Study]:
     """The study with the factors of the built-in one of its name: one that was set to a single value is crossed again.
 
-    So a run of one network (`--set model.name=lenet`) joins runs of the others.
+    So a run of one network (`--set model.name=lenet`) joins runs of the others. Factors that the built-in study ties are tied.
     """
     if study.name not in list_studies():
         return plain, study
-    factors = [name for factor in read_plan(study.name).factors for name in factor.names]
-    fixed = {name: _setting(plain["config"], name) for name in factors if name not in plain["factors"]}
+    groups = [factor.names for factor in read_plan(study.name).factors]
+    names = [name for group in groups for name in group]
+    fixed = {name: _setting(plain["config"], name) for name in names if name not in plain["factors"]}
     fixed = {name: value for name, value in fixed.items() if value is not None}
-    if not fixed:
-        return plain, study
-    cells = tuple(replace(cell, factors=_in_order({**fixed, **cell.factors}, factors)) for cell in study.cells)
-    entries = [{**entry, "factors": _in_order({**fixed, **entry["factors"]}, factors)} for entry in plain["cells"]]
-    levels = {name: [value] for name, value in fixed.items()}
-    whole = {**plain, "factors": _in_order({**levels, **plain["factors"]}, factors), "cells": entries}
+    cells = tuple(replace(cell, factors=_in_order({**fixed, **cell.factors}, names)) for cell in study.cells)
+    entries = [{**entry, "factors": _in_order({**fixed, **entry["factors"]}, names)} for entry in plain["cells"]]
+    levels = _in_order({**{name: [value] for name, value in fixed.items()}, **plain["factors"]}, names)
+    ties = _with_ties(plain["tied"], [list(group) for group in groups], levels, entries)
+    whole = {**plain, "factors": levels, "tied": ties, "cells": entries}
     return whole, described_study(study.folder, whole, cells, study.unknown_folders)
+
+
+def _with_ties(
+    tied: list[list[str]], groups: list[list[str]], levels: Mapping[str, list[Any]], cells: list[dict[str, Any]]
+) -> list[list[str]]:
+    """The ties of a run, and those of the built-in study by which its networks lie in the grid, too."""
+    known = {name for group in tied for name in group}
+    further = []
+    for group in groups:
+        if len(group) > 1 and known.isdisjoint(group) and all(name in levels for name in group):
+            rows = list(zip(*(levels[name] for name in group), strict=False))
+            if all(tuple(cell["factors"][name] for name in group) in rows for cell in cells):
+                further.append(group)
+    return sorted((*tied, *further), key=lambda group: list(levels).index(group[0]))
 
 
 def _in_order(values: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
