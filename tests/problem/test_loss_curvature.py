@@ -50,6 +50,18 @@ def test_a_second_derivative_that_is_not_that_of_the_gradient_is_refused(loss, d
             sl.measure(model, (x, y), loss, measures=measures)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("size", [1e-12, 40.0])
+def test_it_is_refused_where_the_outputs_of_one_sample_show_nothing(size, dtype):
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3, bias=False)).to(dtype)
+    x = torch.ones(1, 2, dtype=dtype)
+    with torch.no_grad():
+        model[2].weight.mul_(size / model(x).abs().max())
+    y = model(x).argmax(1)
+    with pytest.raises(sl.SpiritLevelError, match=TOLD.format("fused")):
+        sl.measure(model, (x, y), fused, measures=["hessian_trace"])
+
+
 def test_as_a_loss_of_whole_batches_it_is_measured_by_differences_of_its_gradient():
     model, x, y = by_name("mlp").make()
     whole = sl.batch_loss(lambda model, batch: (fused(model(batch[0]), batch[1]), len(batch[1])))

@@ -28,15 +28,17 @@ ROUNDED = 16
 def check_second_derivative(problem: Checked, batch: Batch, outputs: Any) -> None:
     """Refuse a loss given as a function whose second derivative by the outputs is not that of its gradient.
 
-    Also on the outputs of other samples: where all samples are fitted well, there is nothing to see.
+    Also on the outputs of other samples and on outputs of zero: where all samples are fitted well, or outputs are so small that a
+    step of their size changes nothing, there is nothing to see.
     """
     if problem.loss_function.check is not None or not isinstance(outputs, Tensor) or not outputs.is_floating_point():
         return
     if not outputs.dim() or len(outputs) != len(batch):
         return
-    for shift in range(2):
+    outputs = outputs.detach()
+    for place in (outputs, outputs.roll(1, 0), torch.zeros_like(outputs)):
         for dtype in dict.fromkeys((torch.float64, outputs.dtype)):
-            if dtype in STEPS and _looked_at(problem, outputs.detach().roll(shift, 0).to(dtype), batch.targets):
+            if dtype in STEPS and _looked_at(problem, place.to(dtype), batch.targets):
                 break
 
 
