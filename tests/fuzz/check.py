@@ -168,8 +168,8 @@ def _declared(subject: Subject, report: sl.Report) -> bool:
 
 
 def _has_fisher(built: Built) -> bool:
-    """With weights or penalties it is a matter of definition what the loss of one sample is."""
-    return not built.terms.penalty and bool((built.terms.weights(built.targets) == 1).all())
+    """With weights, penalties or pairs it is a matter of definition what the loss of one sample is."""
+    return not built.terms.penalty and not built.terms.coupled and bool((built.terms.weights(built.targets) == 1).all())
 
 
 def _judged(value: sl.Value, truth: Truth, unit: float) -> Judged:

@@ -59,13 +59,46 @@ def quartic(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.square().sum(1) - outputs[:, 0] * outputs[:, 1] * targets.square()
 
 
+def focal(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy that counts less where the network is right."""
+    surprise = cross_entropies(outputs, targets)
+    return surprise.neg().expm1().square() * surprise
+
+
+def focal_with_fixed_factors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The same, where autograd takes the factors for constants."""
+    surprise = F.cross_entropy(outputs, targets, reduction="none")
+    return (surprise.neg().expm1().square().detach() * surprise).mean()
+
+
+class _Fused(torch.autograd.Function):
+    """Cross entropy that makes its gradient on the way forward, as fused kernels do: the gradient is right, and a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+        ctx.save_for_backward((outputs.softmax(1) - F.one_hot(targets, outputs.shape[1])) / len(outputs))
+        return F.cross_entropy(outputs, targets)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.saved_tensors[0], None
+
+
+def paired(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy, and every two samples of the first class are drawn together: not a mean over samples."""
+    first = outputs[:, 0] * (targets == 0)
+    both = ((targets == 0)[:, None] & (targets == 0)[None]).to(outputs)
+    return cross_entropies(outputs, targets) + (both * (first[:, None] - first[None]).square()).sum(1) / 4
+
+
 @dataclass(frozen=True)
 class FuzzLoss:
     """A loss.
 
     given: model → what is passed to `measure`. terms: ℓ_n by definition. labels: "classes", "probabilities", "numbers",
     "binary". weights: of each sample in the mean. penalty: what is added for the weights themselves. certain: whether
-    labels can be chosen so that the loss becomes small. batches: the loss calls the model, batch by batch.
+    labels can be chosen so that the loss becomes small. batches: the loss calls the model, batch by batch. coupled: the
+    term of a sample depends on other samples.
     """
 
     given: Callable[[nn.Module], Any]
@@ -75,6 +108,7 @@ class FuzzLoss:
     penalty: float = 0.0
     certain: bool = False
     batches: bool = False
+    coupled: bool = False
 
 
 def class_weights(targets: Tensor) -> Tensor:
@@ -150,5 +184,8 @@ LOSSES: dict[str, FuzzLoss] = {
     "whole weighted": FuzzLoss(_whole_weighted, cross_entropies, weights=class_weights, certain=True, batches=True),
     "whole decayed": FuzzLoss(_decayed_whole, cross_entropies, penalty=0.1, batches=True),
     "decayed closure": FuzzLoss(_decayed, cross_entropies, penalty=0.1),
+    "fused": FuzzLoss(lambda model: _Fused.apply, cross_entropies),
+    "half detached": FuzzLoss(lambda model: focal_with_fixed_factors, focal),
+    "paired": FuzzLoss(lambda model: lambda f, y: paired(f, y).mean(), paired, coupled=True),
     "summed module": FuzzLoss(lambda model: nn.CrossEntropyLoss(reduction="sum"), cross_entropies),
 }

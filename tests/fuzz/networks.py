@@ -346,6 +346,27 @@ class Recurrent(nn.Module):
         return self.head(self.recurrent(x)[0][:, -1])
 
 
+class Mixing(Mlp):
+    """Samples know of one another in the hidden layer, in one of the ways that happen by oversight."""
+
+    ways: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda h: h - h.mean(0),
+        lambda h: h + h.roll(1, 0),
+        lambda h: h / (1 + h.norm()),
+        lambda h: h.cumsum(0) / len(h),
+        lambda h: F.scaled_dot_product_attention(h[None], h[None], h[None])[0],
+        lambda h: h.cummax(0).values,
+        lambda h: torch.where(h == h.amax(0), h, 0 * h),
+    )
+
+    def __init__(self, recipe: Network, outputs: int) -> None:
+        super().__init__(recipe, outputs)
+        self.mixed = self.ways[recipe.seed % len(self.ways)]
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.mixed(super().features(x))
+
+
 FAMILIES: dict[str, type[nn.Module]] = {
     "mlp": Mlp,
     "residual": Residual,
@@ -362,6 +383,7 @@ FAMILIES: dict[str, type[nn.Module]] = {
     "narrow": Narrow,
     "blind": Blind,
     "clamping": Clamping,
+    "mixing": Mixing,
 }
 
 

@@ -229,7 +229,7 @@ made_networks = st.builds(
     Network,
     family=_often(
         ("mlp", "residual", "convolution", "shared", "experts", "words", "attention", "gated", "spelled", "recurrent"),
-        ("dead", "constant", "narrow", "blind", "clamping"),
+        ("dead", "constant", "narrow", "blind", "clamping", "mixing"),
     ),
     activation=_often(("relu", "leaky", "gelu", "tanh"), ("softplus", "squares", "identity", "once", "reversal")),
     depth=st.sampled_from((1, 2)),
