@@ -89,6 +89,14 @@ def test_random_columns_have_the_hessian_as_their_mean(name):
     assert (total / draws - wanted).abs().max() < 0.1 * wanted.abs().max()
 
 
+def test_curvature_that_is_not_finite_is_told_before_eigenvalues_are_asked_for():
+    distance = resolve_loss(lambda f, y: (f - y).abs().pow(1.5).mean())
+    with pytest.raises(
+        FloatingPointError, match=r"^the second derivative of the loss by the outputs is NaN or infinite"
+    ):
+        output_factor(distance, outputs(), outputs())
+
+
 def test_columns_of_certain_samples_keep_their_digits_in_single_precision():
     f = torch.tensor([[0.0, 25.0, 3.0, -4.0], [1.0, 0.0, 2.0, 30.0], [40.0, 0.0, -1.0, 5.0]], dtype=torch.float64)
     y = torch.zeros(3, dtype=torch.long)

@@ -164,7 +164,12 @@ def output_factor(loss: Loss, outputs: Tensor, targets: Tensor) -> OutputFactor:
     outputs = outputs.detach()
     if loss.curvature is not None:
         return loss.curvature(outputs, targets)
-    eigenvalues, eigenvectors = torch.linalg.eigh(output_hessians(loss, outputs, targets))  # (N, C), (N, C, C)
+    hessians = output_hessians(loss, outputs, targets)
+    if not bool(torch.isfinite(hessians).all()):
+        raise FloatingPointError(
+            "the second derivative of the loss by the outputs is NaN or infinite, as of a norm or a power at zero"
+        )
+    eigenvalues, eigenvectors = torch.linalg.eigh(hessians)  # (N, C), (N, C, C)
     keep = eigenvalues.abs().amax(0) > 0
     keep[-1] |= not bool(keep.any())  # a loss that is linear in the outputs has one column of zeros
     blocks = (eigenvectors * eigenvalues.abs().sqrt().unsqueeze(1))[..., keep].unsqueeze(1).to(outputs.dtype)
