@@ -54,6 +54,7 @@ OTHER_TESTS = frozenset(
         "reached",
         "architecture",
         "docs",
+        "results_joining",
         "results_page",
         "transformers_page",
         "zoo",

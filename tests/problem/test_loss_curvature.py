@@ -56,6 +56,7 @@ def test_it_is_refused_where_the_outputs_of_one_sample_show_nothing(size, dtype)
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3, bias=False)).to(dtype)
     x = torch.ones(1, 2, dtype=dtype)
     with torch.no_grad():
+        model[0].weight.fill_(1.0)  # no neuron is dead, whatever was drawn
         model[2].weight.mul_(size / model(x).abs().max())
     y = model(x).argmax(1)
     with pytest.raises(sl.SpiritLevelError, match=TOLD.format("fused")):
