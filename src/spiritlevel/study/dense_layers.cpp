@@ -24,14 +24,6 @@ inline vec load_some(const float* from, int count) {
     return load(some);
 }
 
-inline float sum_of(vec value) {
-    float parts[LANES];
-    std::memcpy(parts, &value, sizeof(value));
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) parts[i] += parts[i + width];
-    return parts[0];
-}
-
 // out[m][n] = sum over k of a[m][k] b[n][k] + bias[n], for M rows of a and N of b; rows of a end with zeros.
 template <int M, int N>
 inline void along_rows(int inputs, const float* a, long a_row, const float* b, long b_row, const float* bias, float* out, long out_row) {

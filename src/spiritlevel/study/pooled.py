@@ -20,12 +20,15 @@ from torch.nn import functional as F
 from spiritlevel.study import compiling
 from spiritlevel.study.compiling import address
 
-# Backward, the compiled code has vectors of eight numbers and reads, or adds zeros to, as many as fill the last one.
-ROOM = 8
+# Backward, the compiled code has vectors of up to sixteen numbers and reads, or adds zeros to, as many as fill the last one.
+ROOM = 16
 
 
 class Pooled(Protocol):
-    """One step for several networks: `backward` belongs to the last `forward`."""
+    """One step for several networks: `backward` belongs to the last `forward`, whose result the next one overwrites.
+
+    What it makes, and the gradient of that, lie in a border of zeros, for a convolution behind it.
+    """
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor: ...
 
@@ -35,10 +38,12 @@ class Pooled(Protocol):
         """Write the gradients of weights and biases; that of the inputs, if asked for."""
 
 
-def pooled_convolution(networks: int, *, relu: bool, pool: int = 2) -> Pooled:
+def pooled_convolution(networks: int, *, relu: bool, pool: int = 2, border: int = 0) -> Pooled:
     """The step for so many networks, with windows of 2×2 or 3×3, as fast as can be had here."""
     library = compiling.library()
-    return _ByTorch(networks, relu, pool) if library is None else _Compiled(library, networks, relu, pool)
+    return (
+        _ByTorch(networks, relu, pool, border) if library is None else _Compiled(library, networks, relu, pool, border)
+    )
 
 
 def roomy(*shape: int) -> Tensor:
@@ -75,8 +80,8 @@ def gather(images: Tensor, chosen: Tensor, border: int, out: Tensor) -> None:
 class _ByTorch:
     """The step by torch's own functions."""
 
-    def __init__(self, networks: int, relu: bool, pool: int) -> None:
-        self.networks, self.relu, self.pool = networks, relu, pool
+    def __init__(self, networks: int, relu: bool, pool: int, border: int) -> None:
+        self.networks, self.relu, self.pool, self.border = networks, relu, pool, border
 
     @torch.enable_grad()
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -86,7 +91,7 @@ class _ByTorch:
         maps = [F.conv2d(each.permute(0, 3, 1, 2), *of) for each, *of in zip(*of_each, strict=True)]
         made = [F.max_pool2d(each, self.pool, stride=2, padding=self.pool - 2) for each in maps]
         pooled = torch.stack(made).permute(0, 1, 3, 4, 2)
-        self.out = torch.relu(pooled) if self.relu else pooled
+        self.out = F.pad(torch.relu(pooled) if self.relu else pooled, (0, 0, *(self.border,) * 4))
         return self.out.detach()
 
     def backward(
@@ -105,41 +110,39 @@ class _ByTorch:
 
 class _Shape(ctypes.Structure):
     _fields_ = tuple(
-        (name, ctypes.c_int) for name in ("samples", "height", "width", "channels", "outputs", "kernel", "pool", "relu")
+        (name, ctypes.c_int)
+        for name in ("samples", "height", "width", "channels", "outputs", "kernel", "pool", "relu", "margin")
     )
 
 
 class _Compiled:
     """The step by compiled code, on one thread."""
 
-    def __init__(self, library: ctypes.CDLL, networks: int, relu: bool, pool: int) -> None:
-        self.library, self.networks, self.relu, self.pool = library, networks, relu, pool
+    def __init__(self, library: ctypes.CDLL, networks: int, relu: bool, pool: int, border: int) -> None:
+        self.library, self.networks, self.relu, self.pool, self.border = library, networks, relu, pool, border
+        self.out = self.which = self.inputs = torch.empty(0)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         _, samples, height, width, channels = x.shape
         outputs, kernel = len(weight) // self.networks, weight.shape[-1]
         self.x, self.weight = x, weight
-        self.shape = _Shape(samples, height, width, channels, outputs, kernel, self.pool, self.relu)
+        self.shape = _Shape(samples, height, width, channels, outputs, kernel, self.pool, self.relu, self.border)
         self.shared = len(x) < self.networks
-        rows, columns = ((side - kernel + self.pool - 1) // 2 for side in (height, width))
-        out = roomy(self.networks, samples, rows, columns, outputs)
-        self.which = torch.empty(out.shape, dtype=torch.uint8)
+        rows, columns = ((side - kernel + self.pool - 1) // 2 + 2 * self.border for side in (height, width))
+        if self.out.shape != (shape := (self.networks, samples, rows, columns, outputs)):
+            self.out, self.which = roomy(*shape).zero_(), torch.empty(shape, dtype=torch.uint8)
         self.library.pooled_forward(
-            self.networks,
-            self.shared,
-            self.shape,
-            address(x),
-            address(weight),
-            address(bias),
-            address(out),
+            self.networks, self.shared, self.shape, address(x), address(weight), address(bias), address(self.out),
             address(self.which),
-        )
-        return out
+        )  # fmt: skip
+        return self.out
 
     def backward(
         self, gradient: Tensor, weight_gradient: Tensor, bias_gradient: Tensor, *, of_inputs: bool
     ) -> Tensor | None:
-        inputs = roomy(*self.x.shape) if of_inputs else None
+        if of_inputs and self.inputs.shape != self.x.shape:
+            self.inputs = roomy(*self.x.shape)
+        inputs = self.inputs if of_inputs else None
         gradient = gradient.contiguous()
         self.library.pooled_backward(
             self.networks, self.shared, self.shape, address(self.x), address(self.weight), address(gradient), address(self.which),

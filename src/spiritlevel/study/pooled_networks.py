@@ -25,6 +25,10 @@ from spiritlevel.subjects.networks.convolutional import AlexNet, CaffeLeNet, LeN
 WINDOWS: dict[type[nn.Module], int] = {LeNet: 2, CaffeLeNet: 2, AlexNet: 3}
 
 
+# Samples of a batch that are taken at a time: what is known of more does not stay near the processor.
+PART = 128
+
+
 def is_pooled_network(model: nn.Module) -> bool:
     """Whether it is known what the network computes: of subclasses it is not."""
     return type(model) in WINDOWS
@@ -34,16 +38,19 @@ def _stages(model: nn.Module, networks: int) -> list[tuple[Pooled, nn.Conv2d]]:
     """The steps of so many such networks, and the convolutions of the one at hand."""
     assert isinstance(model, LeNet | CaffeLeNet | AlexNet)
     relu, pool = not isinstance(model, CaffeLeNet), WINDOWS[type(model)]
-    return [(pooled_convolution(networks, relu=relu, pool=pool), of) for of in (model.conv1, model.conv2)]
+    borders = int(model.conv2.padding[0]), 0
+    made = [pooled_convolution(networks, relu=relu, pool=pool, border=border) for border in borders]
+    return list(zip(made, (model.conv1, model.conv2), strict=True))
 
 
 def outputs(model: nn.Module, x: Tensor) -> Tensor:
     """What such a network says of images, without derivatives, as fast as it is trained."""
-    h = x.permute(0, 2, 3, 1)[None]
-    for stage, convolution in _stages(model, 1):
+    stages = _stages(model, 1)
+    h = with_border(x.permute(0, 2, 3, 1)[None], int(stages[0][1].padding[0]))
+    for stage, convolution in stages:
         weight = convolution.weight.detach().contiguous(memory_format=torch.channels_last)
         assert convolution.bias is not None
-        h = stage.forward(with_border(h, int(convolution.padding[0])), weight, convolution.bias.detach())
+        h = stage.forward(h, weight, convolution.bias.detach())
     h = h[0].permute(0, 3, 1, 2).flatten(1)
     *hidden, last = (module for module in model.children() if isinstance(module, nn.Linear))
     for layer in hidden:
@@ -82,7 +89,7 @@ class PooledNetworks:
         self.labels = torch.stack([run.y for run in self.runs])
         stages = _stages(model, count)
         self.stages = [stage for stage, _ in stages]
-        self.borders = [int(convolution.padding[0]) for _, convolution in stages]
+        self.border = int(stages[0][1].padding[0])
         self.dense = dense_layers()
         self.images = torch.empty(0)
 
@@ -91,37 +98,43 @@ class PooledNetworks:
 
     @torch.no_grad()
     def step(self, batch: Tensor) -> Tensor:
-        chosen = batch[0]
-        features = self._features(chosen)
-        pairs, of_pairs = (list(zip(of[4::2], of[5::2], strict=True)) for of in (self.leaves, self.gradients))
-        losses, of_features = self.dense(features, self.labels[:, chosen], pairs, of_pairs)
-        self._back_through_stages(of_features)
+        parts = batch[0].tensor_split(-(-batch.shape[1] // PART))
+        losses = self._gradients(parts[0])
+        if len(parts) > 1:
+            losses = self._sum_over(parts[1:], losses, len(parts[0]) / batch.shape[1], batch.shape[1])
         self.optimizer.step(self.gradient)
         return losses
 
-    def _features(self, chosen: Tensor) -> Tensor:
-        """What the convolutions make of the images, channels last."""
-        x = self._images(chosen)
+    def _sum_over(self, parts: Sequence[Tensor], losses: Tensor, share: float, samples: int) -> Tensor:
+        """Add what further parts of a batch give to the losses and gradients of the first, a share of it; a mean over all."""
+        total = self.gradient * share
+        losses = losses * share
+        for part in parts:
+            share = len(part) / samples
+            losses += self._gradients(part) * share
+            total.add_(self.gradient, alpha=share)
+        self.gradient.copy_(total)
+        return losses
+
+    def _gradients(self, chosen: Tensor) -> Tensor:
+        """The losses on these samples; their gradients are written where the optimizer reads them."""
+        pairs, of_pairs = (list(zip(of[4::2], of[5::2], strict=True)) for of in (self.leaves, self.gradients))
         first, first_bias, second, second_bias = self.leaves[:4]
-        x = self.stages[0].forward(x, first, first_bias)
-        return self.stages[1].forward(with_border(x, self.borders[1]), second, second_bias)
+        inside = self.stages[0].forward(self._images(chosen), first, first_bias)
+        features = self.stages[1].forward(inside, second, second_bias)
+        losses, of_features = self.dense(features, self.labels[:, chosen], pairs, of_pairs)
+        of_inside = self.stages[1].backward(of_features, *self.gradients[2:4], of_inputs=True)
+        assert of_inside is not None
+        self.stages[0].backward(of_inside, *self.gradients[:2], of_inputs=False)
+        return losses
 
     def _images(self, chosen: Tensor) -> Tensor:
         """The chosen images, channels last, inside the border of the first convolution: in one buffer for all batches of a size."""
-        border, (_, channels, height, width) = self.borders[0], self.x.shape
+        border, (_, channels, height, width) = self.border, self.x.shape
         if self.images.dim() == 1 or self.images.shape[1] != len(chosen):
             self.images = roomy(1, len(chosen), height + 2 * border, width + 2 * border, channels).zero_()
         gather(self.x, chosen, border, self.images)
         return self.images
-
-    def _back_through_stages(self, gradient: Tensor) -> None:
-        """Write the gradients of the convolutions, given that of what they make."""
-        first, second = self.stages
-        inside = second.backward(gradient, *self.gradients[2:4], of_inputs=True)
-        assert inside is not None
-        if border := self.borders[1]:
-            inside = inside[:, :, border:-border, border:-border]
-        first.backward(inside, *self.gradients[:2], of_inputs=False)
 
     def keep(self, positions: list[int]) -> None:
         kept = [torch.arange(leaf.numel()).view(len(self.runs), -1)[positions].flatten() for leaf in self.leaves]

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 namespace {
 
@@ -18,6 +19,7 @@ template <int L>
 struct Of {
     typedef float vec __attribute__((vector_size(4 * L), aligned(4), may_alias));
     typedef int32_t ints __attribute__((vector_size(4 * L), aligned(4), may_alias));
+    typedef uint8_t bytes __attribute__((vector_size(L)));
 };
 typedef Of<LANES>::vec vec;
 static_assert(alignof(Of<LANES>::vec) == 4, "vectors are loaded from anywhere");
@@ -26,6 +28,13 @@ template <int L = LANES>
 inline typename Of<L>::vec load(const float* from) { return *reinterpret_cast<const typename Of<L>::vec*>(from); }
 template <int L = LANES>
 inline void store(float* to, typename Of<L>::vec value) { *reinterpret_cast<typename Of<L>::vec*>(to) = value; }
+inline float sum_of(vec value) {
+    float parts[LANES];
+    std::memcpy(parts, &value, sizeof(value));
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) parts[i] += parts[i + width];
+    return parts[0];
+}
 constexpr int least(int one, int other) { return one < other ? one : other; }
 
 }  // namespace
