@@ -15,7 +15,7 @@ import torch
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.landscape import Line, line, load
 from spiritlevel.study.results import Study, read_study
-from spiritlevel.study.samples import Samples, load_samples, noisy_labels
+from spiritlevel.study.samples import Samples, load_samples
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.show.along import batch_axis
 from spiritlevel.study.store import CellFolder, StudyFolder
@@ -37,8 +37,7 @@ def one_line(folder: CellFolder, samples: Samples, count: int) -> Line:
     """The lines of one network on the first so many training samples; layers move by up to their own norm."""
     config = folder.config()
     model = load_checkpoint(build(config, samples.train), folder.checkpoint).eval()
-    y = noisy_labels(samples.train.y, samples.train.classes, config.data.label_noise, config.seed)
-    data = samples.train.x[:count], y[:count]
+    data = samples.train.x[:count], samples.labels(config)[:count]
     return line(model, data, count=DIRECTIONS, points=POINTS, seed=first_direction(config))
 
 

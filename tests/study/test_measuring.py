@@ -10,9 +10,10 @@ from spiritlevel.study.measuring import (
     moved_along_orbit,
     random_layer_factors,
 )
-from spiritlevel.study.samples import load_samples, noisy_labels
+from spiritlevel.study.samples import load_samples
 from spiritlevel.study.settings import CellConfig, MeasureSection
 from spiritlevel.study.train import build
+from spiritlevel.subjects.labels import LabelNoise
 from spiritlevel.subjects.networks import build_model
 
 
@@ -37,7 +38,7 @@ def test_measures_the_trained_labels_on_the_same_samples_for_every_seed():
     samples = load_samples(config().data)
     x, y = measured_samples(config(), samples)
     assert torch.equal(x, samples.train.x)
-    assert torch.equal(y, noisy_labels(samples.train.y, 3, 0.5, 3))
+    assert torch.equal(y, LabelNoise(0.5, 3).applied(samples.train.y, 3))
     some = config(samples=10)
     x, y = measured_samples(some, samples)
     assert len(x) == len(y) == 10

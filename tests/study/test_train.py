@@ -9,9 +9,10 @@ from torch.nn import functional as F
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study.compiling import how
 from spiritlevel.study.evaluation import evaluate, gradient_norm
-from spiritlevel.study.samples import load_samples, noisy_labels, seed_for
+from spiritlevel.study.samples import load_samples
 from spiritlevel.study.settings import CellConfig
 from spiritlevel.study.train import Trained, build, ensemble_size, shares_batches, train
+from spiritlevel.subjects.seeds import seed_for
 
 
 def config(
@@ -292,16 +293,6 @@ def test_evaluation_is_the_mean_over_all_samples(monkeypatch):
     assert found == pytest.approx(loss.item())
     assert accuracy == pytest.approx((model(x).argmax(1) == y).float().mean().item())
     assert gradient_norm(model, x, y) == pytest.approx(torch.cat([g.flatten() for g in gradient]).norm().item())
-
-
-def test_label_noise_redraws_its_share_of_the_labels():
-    y = torch.zeros(10_000, dtype=torch.int64)
-    assert torch.equal(noisy_labels(y, 10, 0.0, 0), y)
-    half = noisy_labels(y, 10, 0.5, 0)
-    assert (half != 0).float().mean().item() == pytest.approx(0.45, abs=0.02)  # a tenth is drawn as it was
-    assert torch.equal(noisy_labels(y, 10, 0.5, 0), half)
-    assert not torch.equal(noisy_labels(y, 10, 0.5, 1), half)
-    assert torch.bincount(noisy_labels(y, 10, 1.0, 0)).min() > 850
 
 
 def test_real_targets_are_refused(tmp_path):

@@ -177,8 +177,8 @@ def _read_networks(
         subjects[name] = network.read(part)
     if len({subject.data.fingerprint for subject in subjects.values()}) > 1:
         raise SpiritLevelError(
-            "the checkpoints bring different preprocessing, so these networks would not be compared on the same data: say "
-            "which, by --mean and --std or --standardize"
+            "the checkpoints bring different preprocessing or labels, so these networks would not be compared on the same data: say "
+            "which, by --mean and --std or --standardize, and by --label-noise"
         )
     set_facts({**facts(), "network": ", ".join(networks)})
     return subjects

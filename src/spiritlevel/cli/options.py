@@ -24,6 +24,7 @@ from spiritlevel.saved import sha256_of
 from spiritlevel.subjects.checkpoint import load_checkpoint
 from spiritlevel.subjects.data import Dataset, load_data
 from spiritlevel.subjects.factory import import_factory
+from spiritlevel.subjects.labels import LabelNoise, labels_of_checkpoint
 from spiritlevel.subjects.networks import build_model
 from spiritlevel.subjects.preprocessing import Standardization, of_checkpoint, read_numbers, statistics_of
 
@@ -58,6 +59,18 @@ Mean = Annotated[
 Std = Annotated[str | None, typer.Option(metavar="A[,B,C]", help="What the inputs are divided by then.")]
 Standardize = Annotated[
     bool, typer.Option("--standardize", help="Mean and deviation of every channel of the training split.")
+]
+LabelShare = Annotated[
+    float | None,
+    typer.Option(
+        "--label-noise",
+        metavar="SHARE",
+        help="The network was trained with this share of its labels drawn at random; 0 for none, whatever its checkpoint says.",
+    ),
+]
+LabelSeed = Annotated[
+    int | None,
+    typer.Option("--label-seed", metavar="N", help="Which random labels: the seed of the study; 0 by default."),
 ]
 Device = Annotated[str | None, typer.Option(metavar="cpu|cuda|mps|…", help="Where to compute; cpu by default.")]
 Tolerance = Annotated[float, typer.Option(metavar="T", help="Relative accuracy of whatever is not exact.")]
@@ -143,6 +156,8 @@ class PreparationOptions:
     mean: Mean = None
     std: Std = None
     standardize: Standardize = False
+    label_noise: LabelShare = None
+    label_seed: LabelSeed = None
     device: Device = None
 
     def __post_init__(self) -> None:
@@ -150,6 +165,10 @@ class PreparationOptions:
             raise SpiritLevelError("--mean and --std belong together: give both")
         if self.standardize and self.mean is not None:
             raise SpiritLevelError("--standardize takes mean and deviation from the data: leave --mean and --std out")
+        if self.label_seed is not None and self.label_noise is None:
+            raise SpiritLevelError(
+                "--label-seed says which labels are drawn anew: say how many, by --label-noise SHARE"
+            )
         read_device(self.device)
 
     def standardization(self, spec: str, checkpoint: Path | None) -> Standardization | None:
@@ -159,6 +178,14 @@ class PreparationOptions:
         if self.standardize:
             return statistics_of(load_data(spec, split="train"))
         return None if checkpoint is None else of_checkpoint(checkpoint)
+
+    def labels(self, split: str, checkpoint: Path | None) -> LabelNoise | None:
+        """Which labels are drawn anew: as asked for, or as the checkpoint says; those of test data are true."""
+        if split != "train":
+            return None
+        if self.label_noise is not None:
+            return LabelNoise(self.label_noise, self.label_seed or 0) if self.label_noise else None
+        return None if checkpoint is None else labels_of_checkpoint(checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +201,7 @@ class NetworkOptions(PreparationOptions):
         """Load what is named; the data first, because they say how many inputs and classes the network has."""
         loss = read_loss(self.loss)
         data, said = self.read_data(part)
+        labels = self.labels(part.split, self.checkpoint)
         network = build_model(self.model, input_shape=data.input_shape, classes=data.classes)
         if self.checkpoint is not None:
             load_checkpoint(network, self.checkpoint)
@@ -188,6 +216,7 @@ class NetworkOptions(PreparationOptions):
             "data": f"{self.data}, {data.split} split, {len(data):,} samples"
             + (f" chosen at random (seed {part.sample_seed})" if part.samples is not None else ""),
             "preprocessing": said,
+            **({} if labels is None else {"labels": str(labels)}),
             **known_facts(),
         }
         set_facts(facts)
@@ -196,7 +225,10 @@ class NetworkOptions(PreparationOptions):
     def read_data(self, part: PartOptions) -> tuple[Dataset, str]:
         """The data as the network takes them, and what was done to them."""
         split: Any = part.split
-        data = load_data(self.data, split=split, samples=part.samples, seed=part.sample_seed)
+        labels = self.labels(split, self.checkpoint)
+        data = load_data(self.data, split=split, samples=part.samples, seed=part.sample_seed, labels=labels)
+        if labels is not None:
+            print(f"labels: {labels}", file=sys.stderr)
         asked = self.standardization(self.data, self.checkpoint)
         if asked is None:
             return data, data.normalisation

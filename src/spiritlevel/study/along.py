@@ -191,14 +191,14 @@ def kept_at(marks: Iterable[Mark], place: Place, watch: Watch, scores: Scores) -
     return [Kept(mark, place.step, epoch, scores, place.weights) for mark in marks]
 
 
-def write_kept(kept: Iterable[Kept], folder: Path) -> list[dict[str, Any]]:
+def write_kept(kept: Iterable[Kept], folder: Path, metadata: Mapping[str, str]) -> list[dict[str, Any]]:
     """The weights at each mark as files; what `training.json` says of them. Marks that were passed together share one."""
     entries: list[dict[str, Any]] = []
     names: dict[int, str] = {}
     for each in kept:
         if each.step not in names:
             names[each.step] = f"{each.mark.name}.safetensors"
-            save_state_dict(each.weights, folder / names[each.step])
+            save_state_dict(each.weights, folder / names[each.step], metadata)
         place = {"kind": each.mark.kind, "level": each.mark.level, "step": each.step, "epoch": each.epoch}
         written = {"file": names[each.step], "weights": sha256_of(folder / names[each.step])}
         entries.append({**place, **asdict(each.scores), **written})

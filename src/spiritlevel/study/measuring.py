@@ -15,9 +15,10 @@ from spiritlevel.measuring.registry import read_measure
 from spiritlevel.measuring.report import Report
 from spiritlevel.measuring.run import measure
 from spiritlevel.measuring.value import Cost
-from spiritlevel.study.samples import Samples, noisy_labels, seed_for
+from spiritlevel.study.samples import Samples
 from spiritlevel.study.settings import CellConfig, MeasureSection
 from spiritlevel.subjects.factory import import_factory
+from spiritlevel.subjects.seeds import seed_for
 from spiritlevel.symmetry.discover import find_symmetries
 from spiritlevel.symmetry.layers import rescale_layers
 from spiritlevel.symmetry.layerwise import LayerScales
@@ -27,7 +28,7 @@ Pair = tuple[Tensor, Tensor]
 
 def measured_samples(config: CellConfig, samples: Samples) -> Pair:
     """The training samples to measure on, with the labels that were trained; the same choice for every cell."""
-    y = noisy_labels(samples.train.y, samples.train.classes, config.data.label_noise, config.seed)
+    y = samples.labels(config)
     wanted = config.measure.samples
     if wanted is None or wanted >= len(y):
         return samples.train.x, y

@@ -1,30 +1,43 @@
-"""The data of a cell: both parts of a data set, prepared as the study says, and random labels by a seed."""
+"""The data of a cell: both parts of a data set, prepared as the study says, and the labels that a network is trained on."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from spiritlevel.errors import SpiritLevelError
-from spiritlevel.study.settings import DataSection
+from spiritlevel.study.settings import CellConfig, DataSection
 from spiritlevel.subjects.data import SOURCES, Dataset, load_data
+from spiritlevel.subjects.labels import LabelNoise
 from spiritlevel.subjects.preprocessing import Standardization, statistics_of
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Training and test data of a cell, before label noise."""
+    """Training and test data of a cell, before label noise, and what was done to their inputs."""
 
     train: Dataset
     test: Dataset
+    preparation: Standardization | None = None
 
     @property
     def fingerprint(self) -> str:
         """One fingerprint of both parts."""
         return hashlib.sha256(f"{self.train.fingerprint} {self.test.fingerprint}".encode()).hexdigest()
+
+    def labels(self, config: CellConfig) -> Tensor:
+        """The training labels of a cell."""
+        return self._noise(config).applied(self.train.y, self.train.classes)
+
+    def metadata(self, config: CellConfig) -> Mapping[str, str]:
+        """What a checkpoint of a cell says of the inputs and labels that its network was trained on."""
+        return {**(self.preparation.metadata if self.preparation else {}), **self._noise(config).metadata}
+
+    def _noise(self, config: CellConfig) -> LabelNoise:
+        return LabelNoise(config.data.label_noise, config.seed, len(self.train))
 
 
 def load_samples(section: DataSection) -> Samples:
@@ -39,24 +52,10 @@ def load_samples(section: DataSection) -> Samples:
     if train.y.is_floating_point():
         raise SpiritLevelError(f"studies train classifiers: {section.spec} has real targets where labels are needed")
     asked = _preprocessing(section, train)
-    return Samples(train, test) if asked is None else Samples(asked.applied(train), asked.applied(test))
+    return Samples(train, test) if asked is None else Samples(asked.applied(train), asked.applied(test), asked)
 
 
 def _preprocessing(section: DataSection, train: Dataset) -> Standardization | None:
     if section.mean is not None and section.std is not None:
         return Standardization(section.mean, section.std)
     return statistics_of(train) if section.standardize else None
-
-
-def seed_for(seed: int, purpose: str) -> int:
-    """A seed of its own for each random part of a cell, so that none repeats the draws of another."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:7])
-
-
-def noisy_labels(y: Tensor, classes: int, ratio: float, seed: int) -> Tensor:
-    """Labels of which the share `ratio`, chosen at random, is drawn anew from all classes (tsuzuku2019)."""
-    generator = torch.Generator().manual_seed(seed_for(seed, "labels"))
-    chosen = torch.randperm(len(y), generator=generator)[: round(ratio * len(y))]
-    noisy = y.clone()
-    noisy[chosen] = torch.randint(classes, (len(chosen),), generator=generator)
-    return noisy

@@ -16,13 +16,14 @@ from spiritlevel.study.compiling import how
 from spiritlevel.study.evaluation import Evaluation, gradient_norm
 from spiritlevel.study.learners import Alone, Learner, Together
 from spiritlevel.study.pooled_networks import PooledNetworks, is_pooled_network, outputs
-from spiritlevel.study.samples import Samples, noisy_labels, seed_for
+from spiritlevel.study.samples import Samples
 from spiritlevel.study.settings import CellConfig, TrainingSection
 from spiritlevel.study.trail import Place, Trail, first_crossing
 from spiritlevel.study.unfinished import Unfinished
 from spiritlevel.subjects.data import Dataset
 from spiritlevel.subjects.networks import build_model, is_own_model
 from spiritlevel.subjects.networks.dense import FullyConnected
+from spiritlevel.subjects.seeds import seed_for
 
 # Measured: six to sixteen fully connected networks gain from training together while weights × batch size is below this.
 LARGEST_SHARED_STEP = 6_000_000
@@ -245,7 +246,7 @@ class _Run:
         self.training, self.test = config.training, samples.test
         self.model = build(config, samples.train)
         self.x = samples.train.x
-        self.y = noisy_labels(samples.train.y, samples.train.classes, config.data.label_noise, config.seed)
+        self.y = samples.labels(config)
         self.generator = torch.Generator().manual_seed(seed_for(config.seed, "batches"))
         self.curve: list[Epoch] = []
         self.watch = Watch(config.measure, len(self.x), config.training.batch_size)

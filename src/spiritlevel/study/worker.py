@@ -169,8 +169,9 @@ def _train(folders: list[CellFolder], configs: dict[CellFolder, CellConfig], sam
     for folder, network in zip(folders, trained, strict=True):
         if folder.training() is None:
             folder.write_curve(network.curve)
-            save_checkpoint(network.model, folder.checkpoint)
-            folder.write_training({**_described(network), "along": write_kept(network.along, folder.path)})
+            metadata = samples.metadata(configs[folder])
+            save_checkpoint(network.model, folder.checkpoint, metadata)
+            folder.write_training({**_described(network), "along": write_kept(network.along, folder.path, metadata)})
 
 
 def _say(line: str) -> None:

@@ -59,11 +59,11 @@ def load_checkpoint(model: M, path: str | os.PathLike[str], *, strict: bool = Tr
     return model
 
 
-def save_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def save_checkpoint(model: nn.Module, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Writes the weights and buffers of `model` as safetensors: wholly or not at all, even if the machine dies.
 
     A weight that the model has under several names is written under each, so that the file fits models that tie it and
-    models that do not.
+    models that do not. `metadata` is what the file says of itself, such as what the network was trained on.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -71,7 +71,7 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> None:
             f"checkpoints are written as safetensors; name the file '{path.stem}.safetensors', got {path}"
         )
     check_holds_tensors(model)
-    save_state_dict(model.state_dict(), path)
+    save_state_dict(model.state_dict(), path, metadata)
 
 
 def check_holds_tensors(model: nn.Module) -> None:
@@ -83,10 +83,10 @@ def check_holds_tensors(model: nn.Module) -> None:
         )
 
 
-def save_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
+def save_state_dict(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Writes named tensors as safetensors, wholly or not at all."""
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-    write_whole(path, safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    write_whole(path, safetensors.torch.save(tensors, metadata={"format": "pt", **(metadata or {})}))
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -102,6 +102,18 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         except safetensors.SafetensorError as error:
             raise SpiritLevelError(f"{path} is not a whole safetensors file ({error})") from None
     return _unwrapped(read_torch_file(path), path)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a checkpoint says of itself; files of torch's own say nothing."""
+    check_is_file(path)
+    if path.suffix != ".safetensors":
+        return {}
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise SpiritLevelError(f"{path} is not a whole safetensors file ({error})") from None
 
 
 def check_is_file(path: Path) -> None:

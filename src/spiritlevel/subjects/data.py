@@ -20,6 +20,7 @@ from spiritlevel.errors import SpiritLevelError, suggest
 from spiritlevel.subjects.archives import Npz
 from spiritlevel.subjects.factory import import_factory
 from spiritlevel.subjects.images import load_cifar10, load_idx
+from spiritlevel.subjects.labels import LabelNoise
 from spiritlevel.subjects.raw import Raw, Split, check_labels
 
 
@@ -67,11 +68,18 @@ class _Source(NamedTuple):
     holds: str
 
 
-def load_data(spec: str, *, split: Split = "train", samples: int | None = None, seed: int | None = None) -> Dataset:
+def load_data(
+    spec: str,
+    *,
+    split: Split = "train",
+    samples: int | None = None,
+    seed: int | None = None,
+    labels: LabelNoise | None = None,
+) -> Dataset:
     """The data set that `spec` names (see `list_data`), or the first `samples` of it; with a seed, as many chosen at random.
 
     Bytes become float32 in [0, 1], other real numbers float32; whole numbers wider than a byte (tokens) stay as they
-    are.
+    are. `labels` says which of all labels are drawn anew, before samples are chosen.
 
     >>> data = load_data("random:500,784,10,0", samples=100)
     >>> data.x.shape, data.classes, data.input_shape
@@ -88,7 +96,7 @@ def load_data(spec: str, *, split: Split = "train", samples: int | None = None, 
     count = _checked_count(samples, len(raw.x), spec)
     chosen = slice(count) if seed is None or samples is None else _random_rows(len(raw.x), count, seed)
     x, said = _scaled(raw.x[chosen], raw.scale, spec)
-    y = y[chosen].clone()
+    y = (y if labels is None else labels.applied(y, classes))[chosen].clone()
     return Dataset(spec, split, x, y, classes, said, fingerprint(x, y))
 
 

@@ -8,15 +8,15 @@ or come with a checkpoint.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
 import torch
 
 from spiritlevel.errors import SpiritLevelError
 from spiritlevel.saved import sha256_of
-from spiritlevel.subjects.checkpoint import check_is_file
+from spiritlevel.subjects.checkpoint import read_metadata
 from spiritlevel.subjects.data import Dataset
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -45,6 +45,11 @@ class Standardization:
         channels = data.x.shape[1] if data.x.dim() > 1 else 0
         mean, std = (part * channels if len(part) == 1 else part for part in (self.mean, self.std))
         return data.standardized(mean, std)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What a checkpoint says of it."""
+        return {"mean": json.dumps(self.mean), "std": json.dumps(self.std)}
 
 
 def read_numbers(option: str, text: str) -> tuple[float, ...]:
@@ -81,20 +86,9 @@ def _digits(numbers: torch.Tensor) -> tuple[float, ...]:
 
 def of_checkpoint(path: Path) -> Standardization | None:
     """What a checkpoint brings: in its safetensors metadata (`mean` and `std`, lists in JSON), or because it is a known file."""
-    check_is_file(path)
-    if path.suffix == ".safetensors":
-        metadata = _metadata(path)
-        if "mean" in metadata and "std" in metadata:
-            mean, std = (tuple(map(float, json.loads(metadata[key]))) for key in ("mean", "std"))
-            return Standardization(mean, std, f"{path.name} itself")
-        return None
+    metadata = read_metadata(path)
+    if "mean" in metadata and "std" in metadata:
+        mean, std = (tuple(map(float, json.loads(metadata[key]))) for key in ("mean", "std"))
+        return Standardization(mean, std, f"{path.name} itself")
     known = KNOWN.get(sha256_of(path)[:8])
     return None if known is None else Standardization(*known, f"{path.name}, a known checkpoint")
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
-    except safetensors.SafetensorError as error:
-        raise SpiritLevelError(f"{path} is not a whole safetensors file ({error})") from None
