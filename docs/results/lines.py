@@ -1,30 +1,37 @@
 """The loss around trained networks along random directions, small against large batches: Figure 2 of Rangamani et al. 2019.
 
-`python docs/results/lines.py FOLDER [SAMPLES]` takes every finished network of a study at its smallest and its largest batch
-and adds its lines to `STUDY/line-MODEL-batch-N.json` beside this file, directions of all seeds together; `make.py` draws them.
+`python docs/results/lines.py FOLDER [SAMPLES]` takes every finished network of a run at its smallest and its largest batch (a run of
+one batch has that one) and adds its lines to `STUDY/line-MODEL-batch-N.json` beside this file, directions of all seeds together; `make.py` draws them.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
-from spiritlevel.errors import SpiritLevelError
-from spiritlevel.landscape import Line, line, load
-from spiritlevel.study.results import Study, read_study
-from spiritlevel.study.samples import Samples, load_samples
-from spiritlevel.study.settings import CellConfig
-from spiritlevel.study.show.along import batch_axis
-from spiritlevel.study.store import CellFolder, StudyFolder
-from spiritlevel.study.train import build
-from spiritlevel.subjects.checkpoint import load_checkpoint
-from spiritlevel.subjects.networks import list_initializations
-
 HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+from joining import crossed_again  # noqa: E402
+
+from spiritlevel.errors import SpiritLevelError  # noqa: E402
+from spiritlevel.landscape import Line, line, load  # noqa: E402
+from spiritlevel.study.plan import list_studies, read_plan  # noqa: E402
+from spiritlevel.study.results import Study, read_study  # noqa: E402
+from spiritlevel.study.samples import Samples, load_samples  # noqa: E402
+from spiritlevel.study.settings import CellConfig  # noqa: E402
+from spiritlevel.study.store import CellFolder, StudyFolder  # noqa: E402
+from spiritlevel.study.train import build  # noqa: E402
+from spiritlevel.subjects.checkpoint import load_checkpoint  # noqa: E402
+from spiritlevel.subjects.networks import list_initializations  # noqa: E402
+
 SAMPLES, DIRECTIONS, POINTS = 1000, 3, 21
+BATCH = "training.batch_size"
 
 
 def first_direction(config: CellConfig) -> int:
@@ -50,22 +57,30 @@ def joined(lines: list[Line]) -> Line:
     return Line(first.steps, torch.stack(list(rows.values())), None, tuple(rows), first.normalization)
 
 
-def ends(study: Study) -> Iterator[tuple[str, int, list[str]]]:
-    """Network and batch → hashes of the finished networks at the smallest and the largest batch."""
-    for part in (study.parts or {"": study}).values():
-        axis = batch_axis(part)
-        for level in () if axis is None else (0, len(axis.levels) - 1):
-            cells = [cell for cell in part.cells if cell.training and axis is not None and axis.level(cell) == level]
-            section = study.config.get("model")
-            fixed = section.get("name") if isinstance(section, Mapping) else section
-            name = str(part.cells[0].factors.get("model.name") or fixed)
-            if cells:
-                yield name, int(cells[0].factors["training.batch_size"]), [cell.hash for cell in cells]
+def ends(study: Study, factor: str = BATCH) -> Iterator[tuple[str, float, list[str]]]:
+    """Network and batch (or another factor) → hashes of the networks trained at the smallest and the largest that were planned."""
+    section = study.config.get("model")
+    fixed = section.get("name") if isinstance(section, Mapping) else section
+    found: dict[str, dict[float, list[str]]] = {}
+    for cell in study.cells:
+        if factor in cell.factors:
+            levels = found.setdefault(str(cell.factors.get("model.name") or fixed), {})
+            levels.setdefault(cell.factors[factor], []).extend([cell.hash] if cell.training else [])
+    for name, levels in found.items():
+        for level in sorted({min(levels), max(levels)}):
+            if levels[level]:
+                yield name, level, levels[level]
 
 
 def main(folder: str, count: str = str(SAMPLES), results: Path = HERE) -> None:
-    study = read_study(folder)
+    plain = json.loads((Path(folder) / "study.json").read_text(encoding="utf-8"))
+    study = crossed_again(plain, read_study(folder))[1]
+    planned = (
+        {cell.factors.get(BATCH) for cell in read_plan(study.name).cells} if study.name in list_studies() else set()
+    )
     for model, batch, hashes in ends(study):
+        if planned and batch not in (min(planned), max(planned)):  # a run of one batch between them
+            continue
         folders = [StudyFolder(folder).cell(name) for name in hashes]
         samples = load_samples(folders[0].config().data)
         firsts = {first_direction(each.config()) for each in folders}

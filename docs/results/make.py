@@ -39,6 +39,8 @@ from spiritlevel.study.tables import read_tables  # noqa: E402
 
 PAGE = HERE.parent / "results.md"
 LARGEST_CHECKPOINT = 400_000  # bytes
+# Factors at whose ends a network's weights lie beside the tables, with what their files are called.
+SHIPPED = {"training.batch_size": "batch", "data.label_noise": "labels"}
 
 
 def short(text: str) -> str:
@@ -51,32 +53,33 @@ def gather(folder: Path, results: Path = HERE) -> Path:
     ran = read_study(folder)
     place = results / ran.name
     plain = described(json.loads((folder / "study.json").read_text(encoding="utf-8")), ran)
-    plain, study = crossed_again(plain, ran)
+    plain, ran = crossed_again(plain, ran)
+    study = ran
     if (place / "study.json").exists():
         before = json.loads((place / "study.json").read_text(encoding="utf-8"))
-        plain, study = joined(crossed_again(before, read_tables(place)), (plain, study))
+        plain, study = joined(crossed_again(before, read_tables(place)), (plain, ran))
     write_json(place / "study.json", plain)
     write_whole(place / "results.csv", short(results_csv(study)))
     if study.marks:
         write_whole(place / "levels.csv", short(levels_csv(study)))
-    wanted = {
-        (model, batch) for model, batch, _ in ends(study)
-    }  # of all runs together: this one may have had other batches
-    for model, batch, checkpoint in pair(ran):
-        name = f"{model}-batch-{batch}.safetensors"
-        if (model, batch) in wanted and not (
-            place / name
-        ).exists():  # any network of a batch will do, and weights are large
-            write_whole(place / name, checkpoint.read_bytes())
+    for factor, word in SHIPPED.items():
+        wanted = {
+            (model, level) for model, level, _ in ends(study, factor)
+        }  # of all runs: this one may have had other levels
+        for model, level, checkpoint in pair(ran, folder, factor):
+            name = f"{model}-{word}-{level:g}.safetensors"
+            # Any network of a level will do, and weights are large.
+            if (model, level) in wanted and not (place / name).exists():
+                write_whole(place / name, checkpoint.read_bytes())
     return place
 
 
-def pair(study: Study) -> Iterator[tuple[str, int, Path]]:
-    """The weights of one network at the smallest and one at the largest batch, if they are small enough to be shipped."""
-    for model, batch, hashes in ends(study):
-        checkpoint = StudyFolder(study.folder).cell(hashes[0]).checkpoint
+def pair(study: Study, folder: Path, factor: str) -> Iterator[tuple[str, float, Path]]:
+    """The weights of one network at the smallest and one at the largest level, if they are small enough to be shipped."""
+    for model, level, hashes in ends(study, factor):
+        checkpoint = StudyFolder(folder).cell(hashes[0]).checkpoint
         if checkpoint.is_file() and checkpoint.stat().st_size <= LARGEST_CHECKPOINT:
-            yield model, batch, checkpoint
+            yield model, level, checkpoint
 
 
 def described(plain: dict[str, Any], study: Study) -> dict[str, Any]:
@@ -137,14 +140,18 @@ def line_plots(told: Told) -> list[str]:
 
 def shipped(told: Told) -> list[str]:
     """How a reader measures the networks whose weights lie beside the tables."""
-    files = sorted(told.folder.glob("*-batch-*.safetensors"), key=lambda path: int(path.stem.rpartition("-")[2]))
-    data = told.study.config["data"]["name"] if files else ""
+    pattern = re.compile(rf"(?P<model>.+)-(?P<word>{'|'.join(SHIPPED.values())})-(?P<level>[0-9.e+]+)")
+    found = [match for path in told.folder.glob("*.safetensors") if (match := pattern.fullmatch(path.stem))]
+    data = told.study.config["data"]["name"] if found else ""
     commands = [
-        f"spiritlevel measure {path.stem.rpartition('-batch-')[0]} --data {data}:DATA --checkpoint "
-        f"docs/results/{told.study.name}/{path.name}"
-        for path in files
+        f"spiritlevel measure {each['model']} --data {data}:DATA --checkpoint docs/results/{told.study.name}/{each[0]}.safetensors"
+        for each in sorted(found, key=lambda each: (each["model"], float(each["level"])))
     ]
-    intro = "Weights of a small and a large batch lie beside the tables; `DATA` is the folder of the official files:"
+    said = {
+        "batch": "Weights of a small and a large batch lie beside the tables",
+        "labels": "Weights of a network with true labels and of one with random ones lie beside the tables, and say which labels those were",
+    }
+    intro = f"{said[found[0]['word']]}; `DATA` is the folder of the official files:" if found else ""
     return [intro, "", "```text", *commands, "```", ""] if commands else []
 
 
