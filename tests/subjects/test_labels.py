@@ -3,11 +3,15 @@
 import json
 
 import pytest
-import safetensors.torch
 import torch
 
 from refusals import refused
-from spiritlevel.subjects.checkpoint import read_metadata, read_state_dict, save_checkpoint
+from spiritlevel.measuring.report import Report
+from spiritlevel.study.plan import read_plan
+from spiritlevel.study.run import prepare
+from spiritlevel.study.store import StudyFolder
+from spiritlevel.study.worker import DONE, compute
+from spiritlevel.subjects.checkpoint import read_metadata, read_state_dict, save_checkpoint, save_state_dict
 from spiritlevel.subjects.data import load_data
 from spiritlevel.subjects.labels import LabelNoise, labels_of_checkpoint
 from spiritlevel.subjects.networks import build_model
@@ -60,71 +64,70 @@ def test_a_checkpoint_says_it_and_none_is_said_of_true_labels(tmp_path):
         labels_of_checkpoint(path)
 
 
-def test_the_checkpoint_of_a_study_is_measured_on_what_it_was_trained_on(tmp_path, run):
-    plan = tmp_path / "noisy.toml"
-    plan.write_text(
-        """
-        seeds = [5]
-        [data]
-        name = "digits"
-        standardize = true
-        [model]
-        name = "mlp:16"
-        [training]
-        learning_rate = 0.1
-        batch_size = 32
-        epochs = 3
-        [factors]
-        data.label_noise = [0.0, 0.5]
-        [measure]
-        measures = ["hessian_trace"]
-        at_loss = [2.2]
-        """
+NOISY = """
+title = "noisy"
+seeds = [5]
+data = { name = "digits", standardize = true }
+model = { name = "mlp:16" }
+training = { learning_rate = 0.1, batch_size = 32, epochs = 3 }
+factors = { data.label_noise = [0.0, 0.5] }
+measure = { measures = ["hessian_trace"], at_loss = [2.2] }
+"""
+TOLD = "0.5 of the training labels drawn anew (seed 5), as said by {} itself"
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    """Share of random labels → the folder and the result of a network that a study trained on standardized inputs."""
+    place = tmp_path_factory.mktemp("noisy")
+    (place / "noisy.toml").write_text(NOISY)
+    folder = StudyFolder(place / "out")
+    for group in prepare(read_plan(str(place / "noisy.toml")), folder):
+        assert compute([cell.cell for cell in group]) == DONE
+    results = {path.parent: json.loads(path.read_text()) for path in (place / "out" / "cells").glob("*/result.json")}
+    return {found["factors"]["data.label_noise"]: (path, found) for path, found in results.items()}
+
+
+@pytest.fixture
+def measured(tmp_path, run):
+    """Measure weights on the digits; gives the report and what was said."""
+
+    def call(weights, *options):
+        out = tmp_path / "report.json"
+        names = ("measure", "mlp:16", "--data", "digits", "--checkpoint", weights, "--measures", "hessian_trace")
+        code, _, said = run(*names, *options, "--json", out, "--quiet")
+        assert code == 0, said
+        return Report.load(out), said
+
+    return call
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("at", ["the end", "a train loss of 2.2"])
+def test_weights_of_a_study_are_measured_on_what_they_were_trained_on(cells, measured, share, at):
+    path, found = cells[share]
+    there, ended = found["along"][0], found["training"]
+    name, loss, at_it = (
+        ("model.safetensors", ended["train_loss"], found["measures"])
+        if at == "the end"
+        else (there["file"], there["train_loss"], there["measures"])
     )
-    code, _, said = run("study", "run", plan, "--folder", tmp_path / "out", "--workers", 1)
-    assert code == 0, said
-    for path in (tmp_path / "out" / "cells").iterdir():
-        found = json.loads((path / "result.json").read_text())
-        share = found["factors"]["data.label_noise"]
-        kept = found["along"][0]
-        for name, loss, trace in (
-            (
-                "model.safetensors",
-                found["training"]["train_loss"],
-                found["measures"]["values"]["hessian_trace"]["value"],
-            ),
-            (kept["file"], kept["train_loss"], kept["measures"]["values"]["hessian_trace"]["value"]),
-        ):
-            assert read_metadata(path / name).get("label_noise") == (None if share == 0 else "0.5")
-            out = tmp_path / "report.json"
-            options = (
-                "measure",
-                "mlp:16",
-                "--data",
-                "digits",
-                "--checkpoint",
-                path / name,
-                "--measures",
-                "hessian_trace",
-            )
-            code, _, said = run(*options, "--json", out, "--quiet")
-            assert code == 0, said
-            report = json.loads(out.read_text())
-            assert report["loss"] == pytest.approx(loss, rel=1e-5)
-            assert report["values"]["hessian_trace"]["value"] == pytest.approx(trace, rel=1e-4)
-            told = f"0.5 of the training labels drawn anew (seed 5), as said by {name} itself"
-            assert report["problem"]["source"].get("labels") == (told if share else None)
-            assert (f"labels: {told}" in said) == bool(share)
-            if share:
-                bare = tmp_path / "bare.safetensors"  # without what it says of itself, the same by options
-                safetensors.torch.save_file(read_state_dict(path / name), bare)
-                asked = (*options[:5], bare, *options[6:], "--standardize", "--label-noise", 0.5)
-                run(*asked, "--label-seed", 5, "--json", out, "--quiet")
-                assert json.loads(out.read_text())["loss"] == report["loss"]
-                run(*options, "--label-noise", 0, "--json", out, "--quiet")
-                assert json.loads(out.read_text())["loss"] != pytest.approx(report["loss"], rel=0.01)
-                run(*options, "--split", "test", "--json", out, "--quiet")  # of which all labels are true
-                assert "labels" not in json.loads(out.read_text())["problem"]["source"]
+    report, said = measured(path / name)
+    assert report.loss == pytest.approx(loss, rel=1e-5)
+    assert report["hessian_trace"].value == pytest.approx(at_it["values"]["hessian_trace"]["value"], rel=1e-4)
+    assert report.problem["source"].get("labels") == (TOLD.format(name) if share else None)
+    assert (f"labels: {TOLD.format(name)}" in said) == bool(share)
+    assert read_metadata(path / name).get("label_noise") == ("0.5" if share else None)
+
+
+def test_weights_that_do_not_say_it_are_told_by_options(cells, measured, tmp_path):
+    telling, bare = cells[0.5][0] / "model.safetensors", tmp_path / "bare.safetensors"
+    save_state_dict(read_state_dict(telling), bare)
+    expected = measured(telling)[0].loss
+    assert measured(bare, "--standardize", "--label-noise", 0.5, "--label-seed", 5)[0].loss == expected
+    assert measured(bare, "--standardize", "--label-noise", 0.5)[0].loss != pytest.approx(expected, rel=0.01)
+    assert measured(telling, "--label-noise", 0)[0].loss != pytest.approx(expected, rel=0.01)
+    assert "labels" not in measured(telling, "--split", "test")[0].problem["source"]  # all of which are true
 
 
 def test_wrong_use_on_the_command_line(tmp_path, run):
