@@ -22,7 +22,8 @@ from spiritlevel.saved import user_cache
 
 HERE = Path(__file__).resolve().parent
 SOURCES, HEADERS = ("pooled_convolution.cpp", "dense_layers.cpp"), ("vectors.h",)
-FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
+# Numbers that neighbouring places of an image share are loaded again: kept from one step of a loop to the next, they fill the registers.
+FLAGS = ("-O3", "-fno-predictive-commoning", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
 LONGEST = 300.0  # seconds that a compiler may take
 COMPILERS = ("c++", "g++", "clang++")
 # What a compiler may use of a processor of x86, by what torch calls it.

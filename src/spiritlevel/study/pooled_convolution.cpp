@@ -58,6 +58,13 @@ struct Largest {
         place = better ? typename Of<L>::ints{} + q : place;
     }
 
+    // The largest of others, whose places begin at `first`.
+    inline void take(const Largest& others, int32_t first) {
+        const typename Of<L>::ints better = (others.best > best) | (others.best != others.best);
+        best = better ? others.best : best;
+        place = better ? others.place + first : place;
+    }
+
     // The first `count` of them, each `apart` from the next.
     inline void write(typename Of<L>::vec bias, bool relu, int count, long apart, float* out, uint8_t* which) {
         best += bias;
@@ -140,31 +147,39 @@ inline void row_of_values(const Shape& s, int count, const float* x, const float
     if constexpr (P > 1) row_of_values<C, L, P / 2>(s, count, x, packed, map);
 }
 
-// The window of map rows `top` and columns `left` on, as far as it lies on the map.
+// The largest of up to three vectors that follow each other, from `first` to before `last` of them.
 template <int L>
-inline Largest<L> largest_in(const Shape& s, const float* map, int top, int left) {
-    const int height = s.map_rows(), width = s.map_columns();
+inline Largest<L> largest_of_three(const float* values, int first, int last) {
     Largest<L> found;
-    bool any = false;
-    for (int i = top < 0 ? -top : 0; i < s.pool && top + i < height; i++)
-        for (int j = left < 0 ? -left : 0; j < s.pool && left + j < width; j++) {
-            const typename Of<L>::vec value = load<L>(map + (long(top + i) * width + left + j) * L);
-            if (any) found.take(value, i * s.pool + j);
-            else found.start(value, i * s.pool + j);
-            any = true;
-        }
+    found.start(load<L>(values + first * L), first);
+    if (first == 0 && last == 3) {
+        found.take(load<L>(values + L), 1);
+        found.take(load<L>(values + 2 * L), 2);
+    } else
+        for (int j = first + 1; j < last; j++) found.take(load<L>(values + j * L), j);
     return found;
 }
 
-// Windows of one image that overlap: every value is computed once, and read by all windows that it lies in.
+// Windows of 3x3 of one image, which overlap: every value is computed once, and the largest of three beside each other is found once
+// for the windows above and below.
 template <int C, int L>
-void overlapping(const Shape& s, const float* x, const float* packed, const float* bias, float* map, float* out, uint8_t* which, int outputs) {
-    const int width = s.map_columns();
-    for (int y = 0; y < s.map_rows(); y++) row_of_values<C, L>(s, width, x + y * s.line(), packed, map + long(y) * width * L);
+void overlapping(const Shape& s, const float* x, const float* packed, const float* bias, float* row, Largest<L>* across, float* out,
+                 uint8_t* which, int outputs) {
+    const int height = s.map_rows(), width = s.map_columns(), columns = s.columns();
+    for (int y = 0; y < height; y++) {
+        row_of_values<C, L>(s, width, x + y * s.line(), packed, row);
+        for (int c = 0; c < columns; c++)
+            across[y * columns + c] = largest_of_three<L>(row + (2L * c - 1) * L, c ? 0 : 1, least(3, width - 2 * c + 1));
+    }
     for (int r = 0; r < s.rows(); r++)
-        for (int c = 0; c < s.columns(); c++) {
+        for (int c = 0; c < columns; c++) {
+            const int first = r ? 0 : 1, last = least(3, height - 2 * r + 1);
+            const Largest<L>* rows = across + (2L * r - 1) * columns + c;
+            Largest<L> found = rows[first * columns];
+            found.place += first * s.pool;
+            for (int i = first + 1; i < last; i++) found.take(rows[i * columns], i * s.pool);
             const long at = s.window(r, c);
-            largest_in<L>(s, map, 2 * r - s.border(), 2 * c - s.border()).write(load<L>(bias), s.relu, outputs, 1, out + at, which + at);
+            found.write(load<L>(bias), s.relu, outputs, 1, out + at, which + at);
         }
 }
 
@@ -179,13 +194,14 @@ void some_outputs(const Shape& s, int start, const float* x, const float* weight
         for (int t = 0; t < taps; t++) packed[size_t(t) * L + o] = from[t];
         biases[o] = bias[start + o];
     }
-    std::vector<float> map(s.border() ? size_t(s.map_rows()) * s.map_columns() * L : 0);
+    std::vector<float> row(s.border() ? size_t(s.map_columns()) * L : 0);  // of the convolution
+    std::vector<Largest<L>> across(s.border() ? size_t(s.map_rows()) * s.columns() : 0);
     for (int n = 0; n < s.samples; n++) {
         const float* image = x + n * s.image();
         float* of_image = out + n * s.pooled() + start;
         uint8_t* places = which + n * s.pooled() + start;
         if (s.border()) {
-            overlapping<C, L>(s, image, packed.data(), biases, map.data(), of_image, places, outputs);
+            overlapping<C, L>(s, image, packed.data(), biases, row.data(), across.data(), of_image, places, outputs);
             continue;
         }
         for (int r = 0; r < s.rows(); r++) {
