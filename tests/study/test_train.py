@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from spiritlevel.errors import SpiritLevelError
+from spiritlevel.study import learners
 from spiritlevel.study.compiling import how
 from spiritlevel.study.evaluation import evaluate, gradient_norm
 from spiritlevel.study.samples import load_samples
@@ -16,11 +17,17 @@ from spiritlevel.subjects.seeds import seed_for
 
 
 def config(
-    *, seed: int = 0, data: dict[str, Any] | None = None, model: str = "mlp:8", start: str = "default", **training: Any
+    *,
+    seed: int = 0,
+    data: dict[str, Any] | None = None,
+    model: str = "mlp:8",
+    width: float = 1.0,
+    start: str = "default",
+    **training: Any,
 ) -> CellConfig:
     settings = {"learning_rate": 0.1, "batch_size": 16, "epochs": 2, **training}
     given = {"name": "random:50,6,3,0", **(data or {})}
-    network = {"name": model, "initialization": start}
+    network = {"name": model, "width": width, "initialization": start}
     return CellConfig.model_validate(
         {"data": given, "model": network, "training": settings, "measure": {}, "seed": seed}
     )
@@ -76,6 +83,28 @@ def test_convolutions_are_trained_as_torchs_optimizers_do(model):
     cell = config(model=model, data={"name": "random:20,2x8x8,3,0"}, momentum=0.9, epochs=2)
     expected = by_torch(cell, torch.optim.SGD, momentum=0.9)
     torch.testing.assert_close(weights(run(cell)[0]), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "largest"), [("vgg16", 8), ("resnet8", 20)])
+def test_a_large_batch_is_taken_in_parts_where_samples_know_of_no_other(model, largest, monkeypatch):
+    monkeypatch.setattr(learners, "PART", 8)
+    cell = config(
+        model=model,
+        width=0.125,
+        start="kaiming_normal",
+        data={"name": "random:30,2x8x8,3,0"},
+        batch_size=20,
+        momentum=0.9,
+    )
+    expected = by_torch(cell, torch.optim.SGD, momentum=0.9)
+    taken = []
+    with torch.nn.modules.module.register_module_forward_pre_hook(
+        lambda module, given: taken.append(len(given[0])) if module.training else None
+    ):
+        (trained,) = run(cell)
+    assert max(taken) == largest
+    torch.testing.assert_close(weights(trained), expected, rtol=1e-3, atol=1e-5)
+    assert trained.steps == 4
 
 
 @pytest.mark.parametrize("members", [1, 3])

@@ -24,7 +24,7 @@ from spiritlevel.saved import remove_halves, write_whole
 # Seconds of training from one writing to the next.
 EVERY = 60.0
 # What a state holds: another number where `state_dict` of a training, or of something in it, holds something else.
-FORMAT = 3
+FORMAT = 4
 
 
 class Unfinished:
