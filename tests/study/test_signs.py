@@ -116,9 +116,14 @@ def test_the_command_names_the_winner_and_writes_page_and_table(tmp_path: Path) 
 
 
 def test_measures_that_err_alike_share_the_lead() -> None:
-    [first, second, last] = winner_sentences(SignTest([study(GAPS, one=RIGHT, two=RIGHT, wrong=WRONG)], draws=100))
+    test = SignTest([study(GAPS, one=RIGHT, two=RIGHT, wrong=WRONG)], draws=100)
+    [first, second, rescaled, last] = winner_sentences(test)
     assert first.startswith("one, together with 1 other, errs least: a mean sign error of 0.00")
     assert second.startswith("Its lead over wrong, 1.00")
+    assert rescaled == (
+        "After the random rescaling, which changes no function, one errs on 50 % of the pairs at the end, 0 % before; "
+        "of measures that keep their error, wrong errs least."
+    )
     assert last.startswith("The mildest worst case is that of one and 1 other: it errs on 0 % of the pairs in ")
 
 
@@ -128,12 +133,17 @@ def test_worst_cases_are_compared_in_the_same_environments() -> None:
     studies = [study(many, here=many, everywhere=many), replace(study(GAPS, everywhere=WRONG), name="other")]
     test = SignTest(studies, draws=100)
     assert test.lead("here", "everywhere").value == 0
-    last = winner_sentences(test)[-1]
-    most = max(standing.environments for standing in test.standings())
-    assert last.startswith(
-        f"Of 1 measure in all {most} environments, the mildest worst case is that of everywhere: it errs on 100 % "
-    )
-    assert {row[0]: row[1] for row in standings_table(test).rows} == {"here": most // 2, "everywhere": most}
+    first, *_, last = winner_sentences(test)
+    assert first.startswith("here, together with 1 other, errs least: a mean sign error of 0.00")
+    assert "over the 3 environments that all measures share, where a coin has 0.5" in first
+    assert last == "In 3 further environments, where not all were measured: everywhere 1.00."
+    standings = {standing.measure: standing for standing in test.standings()}
+    assert [standings[name].worst for name in ("here", "everywhere")] == [0.0, 0.0]
+    assert standings["everywhere"].elsewhere == (1.0, 3)
+    assert standings["here"].elsewhere[1] == 0
+    assert standings["everywhere"].rescaled == (0.5, 0.0)
+    table = standings_table(test)
+    assert {row[0]: (row[1], row[-1]) for row in table.rows} == {"here": (3, "–"), "everywhere": (3, "1.00 over 3")}
 
 
 def test_a_worst_case_that_all_share_has_no_winner() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spiritlevel.study.store import StudyFolder
 
 # Columns of a terminal that the table of all measures needs.
-WIDE = 110
+WIDE = 150
 
 study = typer.Typer(
     name="study",
@@ -241,9 +241,11 @@ def correlate(
 
 def _print_standings(found: Numbers) -> None:
     """The table, or its columns of sign errors where all of them do not fit: names of measures are never cut."""
+    from spiritlevel.study.show.winners import ESSENTIAL
+
     console = Console()
-    fits, last = console.width >= WIDE, len(found.columns) - 1
-    shown = [number for number in range(last + 1) if fits or number in (0, 2, 3, last - 1, last)]
+    fits = console.width >= WIDE
+    shown = [number for number, column in enumerate(found.columns) if fits or column in ESSENTIAL]
     table = Table(box=None, pad_edge=False)
     for number in shown:
         table.add_column(found.columns[number], no_wrap=number == 0)

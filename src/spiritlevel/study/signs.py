@@ -132,7 +132,7 @@ def gap_noise(study: Study, factors: Sequence[Axis]) -> float:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a measure stands in the sign test.
+    """How a measure stands in the sign test, in the environments that all measures share (`SignTest.common`).
 
     Attributes:
         mean: Its sign error, the mean over environments, with an interval from resampled networks.
@@ -142,6 +142,7 @@ class Standing:
         levels: How often one level of training says the opposite of most others, for the same factor and values.
         studies: The same from study to study.
         rescaled: Its mean sign error at the end after the random rescaling, and before it in the same environments.
+        elsewhere: Its mean sign error in environments that not all measures share, and in how many of them it is defined.
     """
 
     measure: str
@@ -154,6 +155,7 @@ class Standing:
     levels: float
     studies: float
     rescaled: tuple[float, float]
+    elsewhere: tuple[float, int]
 
 
 class SignTest:
@@ -197,38 +199,60 @@ class SignTest:
                 sums[pair.environment] = (above + pair.weight * error, below + pair.weight)
         return {environment: above / below for environment, (above, below) in sums.items()}
 
+    @cached_property
+    def common(self) -> tuple[Environment, ...]:
+        """Those in which all measures are defined: only there can they be compared. All of them where there is none."""
+        return _shared([self.errors(name) for name in self.measures]) or self.environments
+
+    @cached_property
+    def _common_rescaled(self) -> tuple[Environment, ...]:
+        """Those of the common ones whose networks were also rescaled, for all measures."""
+        known = _shared([self.errors(name, rescaled=True) for name in self.measures])
+        return tuple(environment for environment in self.common if environment in set(known))
+
     def standings(self) -> tuple[Standing, ...]:
         """All measures, the smallest mean sign error first."""
         found = [self._standing(name) for name in self.measures]
         return tuple(sorted(found, key=lambda standing: (standing.mean.value, standing.worst)))
 
     def _standing(self, measure: str) -> Standing:
-        errors = self.errors(measure)
+        everywhere, common = self.errors(measure), set(self.common)
+        errors = {environment: error for environment, error in everywhere.items() if environment in common}
+        elsewhere = [error for environment, error in everywhere.items() if environment not in common]
         where = max(errors, key=lambda environment: errors[environment])
-        after = self.errors(measure, rescaled=True)
-        before = [errors[environment] for environment in after]
+        rescaled = self.errors(measure, rescaled=True)
+        after, before = ([of[environment] for environment in self._common_rescaled] for of in (rescaled, errors))
         return Standing(
             measure,
             len(errors),
-            self._mean(measure),
+            self._mean(errors, measure),
             errors[where],
             where,
             float(np.mean([error < 0.5 for error in errors.values()])),
             float(np.mean([min(error, 1 - error) for error in errors.values()])),
             _disagreement(errors, lambda e: (e.study, e.factor, e.first, e.last)),
             _disagreement(_by_study(errors), lambda _: ()),
-            (float(np.mean(list(after.values()))), float(np.mean(before))) if after else (math.nan, math.nan),
+            (_mean(after), _mean(before)),
+            (_mean(elsewhere), len(elsewhere)),
         )
 
-    def _mean(self, measure: str) -> Estimate:
-        errors = self.errors(measure)
-        return Estimate(float(np.mean(list(errors.values()))), *_ends(_mean_of_known(self._resampled[measure])))
+    def _mean(self, errors: Mapping[Environment, float], measure: str) -> Estimate:
+        return Estimate(
+            _mean(list(errors.values())), *_ends(_mean_of_known(self._resampled[measure][:, self._columns]))
+        )
 
     def lead(self, first: str, other: str) -> Estimate:
-        """How much larger the mean sign error of `other` is, on the same resamples of networks and in the environments of both."""
+        """How much larger the mean sign error of `other` is, on the same resamples of networks and in the same environments."""
         mine, its = self.errors(first), self.errors(other)
-        plain = np.mean([its[environment] - mine[environment] for environment in mine if environment in its])
-        return Estimate(float(plain), *_ends(_mean_of_known(self._resampled[other] - self._resampled[first])))
+        plain = _mean([its[environment] - mine[environment] for environment in self.common if environment in mine and environment in its])  # fmt: skip
+        drawn = self._resampled[other] - self._resampled[first]
+        return Estimate(plain, *_ends(_mean_of_known(drawn[:, self._columns])))
+
+    @cached_property
+    def _columns(self) -> list[int]:
+        """Where the common environments lie among all of them."""
+        common = set(self.common)
+        return [i for i, environment in enumerate(self.environments) if environment in common]
 
     @cached_property
     def _resampled(self) -> dict[str, Array]:
@@ -250,6 +274,15 @@ class SignTest:
             above, below = (counted[:, known] * errors[known]) @ member[known], counted[:, known] @ member[known]
             found[name] = np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
         return found
+
+
+def _shared(errors: Sequence[Mapping[Environment, float]]) -> tuple[Environment, ...]:
+    """The environments of all of these, in the order of the first."""
+    return tuple(environment for environment in errors[0] if all(environment in of for of in errors)) if errors else ()
+
+
+def _mean(errors: Sequence[float]) -> float:
+    return float(np.mean(errors)) if errors else math.nan
 
 
 def _drawn_by_study(names: Sequence[str], draws: int, seed: int) -> Array:

@@ -19,8 +19,10 @@ from spiritlevel.study.signs import FEWEST_PAIRS, SignTest, Standing
 
 COLUMNS = (
     "measure", "environments", "sign error, mean", "worst environment", "environments better than chance",
-    "fragile over seeds", "over levels", "over studies", "at the end", "at the end, rescaled",
+    "fragile over seeds", "over levels", "over studies", "at the end", "at the end, rescaled", "elsewhere",
 )  # fmt: skip
+RESCALED = 0.02  # by how much a sign error rises that rescaling moved
+ESSENTIAL = ("measure", "sign error, mean", "worst environment", "at the end", "at the end, rescaled")
 
 
 def standings_table(test: SignTest) -> Numbers:
@@ -31,8 +33,10 @@ def standings_table(test: SignTest) -> Numbers:
 def _row(standing: Standing) -> tuple[Entry, ...]:
     after, before = standing.rescaled
     shares = (standing.better_than_chance, standing.seeds, standing.levels, standing.studies, before, after)
-    mean = interval_text(standing.mean)
-    return (plain_text(standing.measure), standing.environments, mean, f"{standing.worst:.2f}", *map(_percent, shares))
+    error, count = standing.elsewhere
+    elsewhere = f"{error:.2f} over {count}" if count else "–"
+    numbers = (interval_text(standing.mean), f"{standing.worst:.2f}", *map(_percent, shares), elsewhere)
+    return (plain_text(standing.measure), standing.environments, *numbers)
 
 
 def _percent(share: float) -> str:
@@ -40,7 +44,7 @@ def _percent(share: float) -> str:
 
 
 def standings_drawing(test: SignTest) -> Drawing:
-    """The sign error of every measure in every environment: a dot each, the mean with its interval as a bar."""
+    """The sign error of every measure in every environment: a dot each; the mean of those that all share, with its interval as a bar."""
     standings = test.standings()
     with style():
         figure, axes = axes_of(None, height=0.9 + 0.3 * max(len(standings), 2))
@@ -67,10 +71,10 @@ def standings_drawing(test: SignTest) -> Drawing:
         for s in standings
     )
     table = Numbers(("measure", "best environment", "median", "worst environment"), rows)
-    every = {standing.environments for standing in standings} == {len(test.environments)}
+    every = len(test.common) == len(test.environments)
     words = (
         f"Sign errors of {len(standings)} measures in {'' if every else 'up to '}{len(test.environments)} environments, "
-        "the best at the top."
+        f"the best {'' if every else f'of the {len(test.common)} that all share '}at the top."
     )
     return finished(figure, table, "Sign errors in all environments", words)
 
@@ -83,9 +87,15 @@ def winner_sentences(test: SignTest) -> list[str]:
     best = standings[0]
     equal = sum(abs(standing.mean.value - best.mean.value) < 1e-12 for standing in standings[1:])
     shared = f", together with {'1 other' if equal == 1 else f'{equal} others'}," if equal else ""
+    every = len(test.common) == len(test.environments)
+    over = (
+        f"{best.environments} environments"
+        if every
+        else f"the {best.environments} environments that all measures share"
+    )
     said = [
-        f"{plain_text(best.measure)}{shared} errs least: a mean sign error of {interval_text(best.mean)} over "
-        f"{best.environments} environments, where a coin has 0.5."
+        f"{plain_text(best.measure)}{shared} errs least: a mean sign error of {interval_text(best.mean)} over {over}, "
+        "where a coin has 0.5."
     ]
     if len(standings) > 1 + equal:
         second = standings[1 + equal]
@@ -96,28 +106,45 @@ def winner_sentences(test: SignTest) -> list[str]:
             f"Its lead over {plain_text(second.measure)}, {interval_text(lead)}, is {'more than' if sure else 'within'} noise; "
             f"{len(alike)} of {len(standings) - 1} other measures cannot be told from it."
         )
-    return [*said, _worst_cases(standings)]
+    return [*said, *_after_rescaling(standings), _worst_cases(standings), *_elsewhere(test)]
+
+
+def _after_rescaling(standings: Sequence[Standing]) -> list[str]:
+    """Whether the best measure keeps its error where only weights are rescaled, and which does if it does not."""
+    after, before = standings[0].rescaled
+    if not after > before + RESCALED:
+        return []
+    said = (
+        f"After the random rescaling, which changes no function, {plain_text(standings[0].measure)} errs on {_percent(after)} of the pairs "
+        f"at the end, {_percent(before)} before"
+    )
+    steady = next((each for each in standings if each.rescaled[0] <= each.rescaled[1] + RESCALED), None)
+    return [
+        f"{said}; of measures that keep their error, {plain_text(steady.measure)} errs least." if steady else f"{said}."
+    ]
 
 
 def _worst_cases(standings: Sequence[Standing]) -> str:
-    """Which measure is wrong least where it is wrong most, of those that were tried in as many environments as any; a tie of all has
-    no winner."""
-    most, everyone = max(standing.environments for standing in standings), len(standings)
-    standings = [standing for standing in standings if standing.environments == most]
-    among = (
-        ""
-        if len(standings) == everyone
-        else f"Of {len(standings)} measure{'s' if len(standings) > 1 else ''} in all {most} environments, "
-    )
+    """Which measure is wrong least where it is wrong most; a tie of all has no winner."""
     robust = min(standings, key=lambda standing: standing.worst)
     errs = f"{_percent(robust.worst)} of the pairs in {plain_text(robust.where)}"
     never = ", so that no measure is right everywhere" if robust.worst >= 0.5 else ""
     alike = sum(standing.worst - robust.worst < 1e-12 for standing in standings)
-    the = "the" if among else "The"
     if alike == len(standings) > 1:
-        return f"{among}{the} worst case is equally bad for all of them: each errs on as many as {errs}{never}."
+        return f"The worst case is equally bad for all of them: each errs on as many as {errs}{never}."
     shared = f" and {alike - 1} other{'s' if alike > 2 else ''}" if alike > 1 else ""
-    return f"{among}{the} mildest worst case is that of {plain_text(robust.measure)}{shared}: it errs on {errs}{never}."
+    return f"The mildest worst case is that of {plain_text(robust.measure)}{shared}: it errs on {errs}{never}."
+
+
+def _elsewhere(test: SignTest) -> list[str]:
+    """How measures do where not all of them were tried: of those that were tried in most of it."""
+    there = [(standing.elsewhere[0], standing) for standing in test.standings() if standing.elsewhere[1]]
+    if not there:
+        return []
+    most = max(standing.elsewhere[1] for _, standing in there)
+    told = sorted((error, plain_text(standing.measure)) for error, standing in there if standing.elsewhere[1] == most)
+    errors = ", ".join(f"{name} {error:.2f}" for error, name in told)
+    return [f"In {most} further environments, where not all were measured: {errors}."]
 
 
 def winners_page(test: SignTest) -> str:
