@@ -311,6 +311,27 @@ def test_the_curve_has_an_entry_for_each_evaluation():
     assert trained.steps == 5 * 4  # 50 samples in batches of 16, the last of 2
 
 
+def test_a_rate_that_is_halved_is_that_of_torchs_scheduler():
+    cell = config(epochs=6, halve_every=2, learning_rate=0.4)
+    stepper = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
+    scheduler = torch.optim.lr_scheduler.StepLR(stepper, 2, gamma=0.5)
+    expected = []
+    for _ in range(6):
+        expected.append(scheduler.get_last_lr()[0])
+        stepper.step()
+        scheduler.step()
+    assert expected[0] > expected[-1]
+    assert [entry.learning_rate for entry in run(cell)[0].curve] == pytest.approx(expected)
+    assert not torch.equal(weights(run(cell)[0]), weights(run(config(epochs=6, learning_rate=0.4))[0]))
+
+
+def test_a_rate_that_is_never_halved_leaves_the_settings_of_a_cell_as_they_were():
+    assert "halve_every" not in config().model_dump()["training"]
+    assert config(halve_every=3).model_dump()["training"]["halve_every"] == 3
+    with pytest.raises(ValueError, match="belongs to schedule = 'constant'"):
+        config(halve_every=3, schedule="cosine")
+
+
 def test_evaluation_is_the_mean_over_all_samples(monkeypatch):
     cell = config()
     samples = load_samples(cell.data)

@@ -43,6 +43,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _without(settings: dict[str, Any], unasked: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that have the value of what is not asked for."""
+    return {key: entry for key, entry in settings.items() if key not in unasked or entry != unasked[key]}
+
+
 class DataSection(Section):
     """Which data: a name of `list_data` (with `folder` for those that are read from one), and how much of it."""
 
@@ -67,9 +72,7 @@ class DataSection(Section):
     @model_serializer(mode="wrap")
     def _without_what_is_not_asked(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Preprocessing that is not asked for is not part of a cell's settings, so that cells of earlier versions are found."""
-        settings: dict[str, Any] = serialize(self)
-        unasked = {"mean": None, "std": None, "standardize": False}
-        return {key: entry for key, entry in settings.items() if key not in unasked or entry != unasked[key]}
+        return _without(serialize(self), {"mean": None, "std": None, "standardize": False})
 
     @property
     def spec(self) -> str:
@@ -127,7 +130,7 @@ class TrainingSection(Section):
 
     Without `stop` all epochs are trained. Without `require` a network counts as arrived if `stop` held. `ensemble` seeds
     of a cell are trained as one vectorized network; by default as many as is known to be faster, and LeNets or AlexNets that
-    differ in their starting weights only.
+    differ in their starting weights only. A constant learning rate may be halved after every `halve_every` epochs.
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -137,6 +140,7 @@ class TrainingSection(Section):
     batch_size: Count
     epochs: Count
     schedule: Literal["constant", "cosine"] = "constant"
+    halve_every: Annotated[int, Field(ge=0, strict=True)] = 0  # 0: never
     stop: Rule | None = None
     require: Rule | None = None
     evaluate_every: Count = 1
@@ -147,6 +151,17 @@ class TrainingSection(Section):
         if self.optimizer == "adam" and self.momentum:
             raise ValueError("momentum belongs to optimizer = 'sgd'; leave it out for 'adam'")
         return self
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> TrainingSection:
+        if self.halve_every and self.schedule != "constant":
+            raise ValueError("`halve_every` belongs to schedule = 'constant'; leave one of the two out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_asked(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Rates that are not halved are not part of a cell's settings, so that cells of earlier versions are found."""
+        return _without(serialize(self), {"halve_every": 0})
 
 
 class Under(Section):

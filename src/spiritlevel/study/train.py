@@ -222,7 +222,8 @@ def _learner(configs: Sequence[CellConfig], runs: Sequence[_Run]) -> Learner:
 
 def _learning_rate(training: TrainingSection, epoch: int) -> float:
     if training.schedule == "constant":
-        return training.learning_rate
+        halvings = (epoch - 1) // training.halve_every if training.halve_every else 0
+        return training.learning_rate * 0.5**halvings
     return training.learning_rate * (1 + math.cos(math.pi * (epoch - 1) / training.epochs)) / 2
 
 
