@@ -304,6 +304,27 @@ def test_random_labels_are_judged_by_the_papers_coefficient_and_by_the_order(our
     assert of_labels(Estimate(value, low, 1.0), Estimate(plain), *map(Estimate, orders)) == said
 
 
+def test_trainings_by_the_script_of_the_authors_are_told_batch_by_batch(
+    page: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    for name in ("rangamani-mnist", "rangamani-script"):
+        shutil.copytree(page.parent / "results" / "rangamani-mnist", tmp_path / name)
+    onward = sys.modules["onward"]
+    monkeypatch.setattr(onward, "NETWORK", "fully_connected")
+    part, other = MAKE["told_of"](tmp_path / "rangamani-mnist", draws=100).parts
+    whole = onward.trained_on(part, onward.SCRIPT)
+    table = onward.script_table(part)
+    passed = [mark for mark in whole.marks if mark.kind == "epoch"]
+    rows = sum(len(whole.at(mark).measured) for mark in passed) + len(whole.measured)
+    assert len(table) == 4 + rows + 2  # two of the paper
+    batches = [row.split("|")[1].strip() for row in table[4:-2]]
+    assert batches == sorted(batches, key=int)
+    assert set(batches) == {"256", "5000"}
+    norm = min(whole.measured, key=lambda cell: (cell.factors["training.batch_size"], cell.seed)).measures[onward.NORM]
+    assert any(sys.modules["telling"].significant(norm.value, 3) in row for row in table)
+    assert onward.script_table(other) == []
+
+
 def test_a_training_that_went_on_is_told_and_drawn_with_the_small_batches(
     page: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -321,7 +342,7 @@ def test_a_training_that_went_on_is_told_and_drawn_with_the_small_batches(
     added = drawn.cells[len(part.study.cells) :]
     assert len(added) == len(whole.cells)
     assert {cell.factors["training.batch_size"] for cell in added} == {256}
-    assert "; trained on to a train loss of " in onward.said_of_those_trained_on(part)
+    assert "; trained to a train loss of " in onward.said_of_those_trained_on(part)
     assert onward.onward_table(other) == []  # of another network nothing was trained on
     assert onward.with_those_trained_on(other) is other.study
     assert onward.said_of_those_trained_on(other) == ""

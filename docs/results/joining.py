@@ -108,8 +108,8 @@ def _with_ties(
     """The ties of a run, and those of the built-in study by which its networks lie in the grid, too."""
     known = {name for group in tied for name in group}
     further = []
-    for group in groups:
-        if len(group) > 1 and known.isdisjoint(group) and all(name in levels for name in group):
+    for group in ([name for name in names if name in levels] for names in groups):
+        if len(group) > 1 and known.isdisjoint(group):
             rows = list(zip(*(levels[name] for name in group), strict=False))
             if all(tuple(cell["factors"][name] for name in group) in rows for cell in cells):
                 further.append(group)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from equal_loss import parted_sentence, parted_table
-from onward import onward_table, said_of_those_trained_on, with_those_trained_on
+from onward import onward_table, said_of_those_trained_on, script_table, with_those_trained_on
 from telling import (
     MATRIX,
     NAMES,
@@ -203,7 +203,7 @@ def tsuzuku_verdict(told: Told) -> Verdict:
         said.append(f"{part.model}: {ours.value:.2f} and {plain.value:.2f}, train accuracy at least {min(reached):.1%}")
         unfitted = sum(accuracy < FITTED for accuracy in reached)
         if unfitted > MOST_UNFITTED * len(own):
-            verdicts.append(f"{part.model}: open: it does not fit its labels, as the paper's does")
+            verdicts.append(f"{part.model}: open: the paper's fits its labels, this one does not")
         else:
             but = f" ({unfitted} of {len(own)} fits less than {FITTED:.0%} of its labels)" if unfitted else ""
             told_of = _of_labels(ours, plain, part.tau(NORMALIZED), part.tau("hessian_trace"))
@@ -285,7 +285,7 @@ def rangamani_verdict(told: Told) -> Verdict:
     least, large = FACTORS[told.study.name]
     if max(decided) >= large:
         return Verdict("; ".join(said), count, f"agrees{so_far}")
-    left = f"at equal train loss at most {significant(max(decided), 2)} times of the paper's {least} or more are left"
+    left = f"at equal train loss the factor is at most {significant(max(decided), 2)}; the paper has {least} or more"
     return Verdict("; ".join(said), count, f"disagrees{so_far}: {left}")
 
 
@@ -307,7 +307,7 @@ def rangamani(told: Told) -> list[str]:
             ]
         if apart := parted_table(part):
             made += ["", *apart, "", *filter(None, [parted_sentence(part)])]
-        if further := onward_table(part):
+        for further in filter(None, (onward_table(part), script_table(part))):
             made += ["", *further]
         kind, shown = part.model.partition(":")[0], with_those_trained_on(part)
         pictures += [
