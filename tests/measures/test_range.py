@@ -51,3 +51,17 @@ def test_all_weights_scaled(network, factor: float) -> None:  # type: ignore[no-
     for name in INVARIANT:
         assert found[name].value == pytest.approx(wanted[name].value, rel=1e-9), name
         assert found[name].converged or found[name].value == 0, name
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_a_norm_at_zero_is_told_as_that_in_either_precision(dtype):
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)), torch.randn(12, 5)
+
+    def distance(outputs, targets):
+        return (outputs - targets).norm(dim=1).mean()
+
+    with pytest.raises(sl.SpiritLevelError) as told:
+        sl.measure(model, (x, model(x).detach()), distance, measures=["hessian_trace"], dtype=dtype)
+    assert "Likely cause: a square root, a norm or a power at zero; add a small constant inside it" in str(told.value)
+    assert "scale the data" not in str(told.value)

@@ -113,6 +113,44 @@ def test_a_table_that_is_indexed_is_an_embedding_in_an_exported_program() -> Non
     assert found.layers == pytest.approx(expected.layers, rel=1e-9)
 
 
+class Steps(nn.Module):
+    """Layers that are called as often as a tensor says, chosen by tensors, and experts that are gone through by their numbers."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.hidden, self.last = (
+            way,
+            nn.ModuleList(nn.Linear(4, 4) for _ in range(2)).double(),
+            nn.Linear(4, 3).double(),
+        )
+        self.register_buffer("one", torch.tensor(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "range":
+            for _ in range(self.one):
+                x = torch.tanh(self.hidden[1](x))
+        elif self.way == "list":
+            x = torch.tanh(self.hidden[self.one](x))
+        else:
+            chosen, out = torch.ones(len(x), dtype=torch.long), torch.zeros_like(x)
+            for number in chosen.unique():
+                out[chosen == number] = torch.tanh(self.hidden[number](x[chosen == number]))
+            x = out
+        result: Tensor = self.last(x)
+        return result
+
+
+@pytest.mark.parametrize("way", ["range", "list", "experts"])
+def test_a_tensor_may_be_an_index_in_python(way: str) -> None:
+    model = Steps(way)
+    plain = nn.Sequential(model.hidden[1], nn.Tanh(), model.last)
+    for name in ("hessian_trace", "kappa_trace_sum"):
+        found = sl.measure(model, (X, Y), measures=[name], parameters=["hidden.1.weight", "last.weight"])[name].value
+        expected = sl.measure(plain, (X, Y), measures=[name], parameters=["0.weight", "2.weight"])[name].value
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
 def test_rows_that_are_chosen_for_all_samples_are_no_lookup() -> None:
     """They are the matrix that every sample is multiplied by, with its rows in another order."""
 

@@ -71,6 +71,50 @@ def test_as_a_loss_of_whole_batches_it_is_measured_by_differences_of_its_gradien
     assert found.value == pytest.approx(expected.value, rel=1e-4)
 
 
+def one_hot(outputs, targets):
+    return F.one_hot(targets, outputs.shape[1]).to(outputs)
+
+
+# Smooth losses, written with operations for which autograd has a convention at zero.
+SMOOTH = {
+    "squares of absolute values": lambda o, y: ((o - one_hot(o, y)).abs() ** 2).mean(),
+    "a square beside cross entropy": lambda o, y: F.cross_entropy(o, y) + 0.01 * (o.abs() ** 2).mean(),
+    "cross entropy of TensorFlow": lambda o, y: (
+        torch.maximum(o, 0 * o) - o * one_hot(o, y) + torch.log1p(torch.exp(-o.abs()))
+    ).mean(),
+    "stable log sigmoid": lambda o, y: -(torch.minimum(o, 0 * o) - torch.log1p(torch.exp(-o.abs()))).mean(),
+    "power of a spectrum": lambda o, y: ((torch.fft.rfft(o).abs() ** 2 - 1) ** 2).mean(),
+    "guarded division": lambda o, y: torch.where(o.abs() < 1e-6, 1.0, torch.tanh(o) / o).mean(),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_conventions_of_autograd_at_zero_are_no_mistake_of_a_loss(name):
+    model, x, y = by_name("mlp").make()
+    weights = dict(model.named_parameters())
+
+    def loss(changed):
+        return SMOOTH[name](torch.func.functional_call(model, changed, (x,)), y)
+
+    blocks = torch.func.hessian(loss)({key: value.detach() for key, value in weights.items()})
+    expected = sum(float(blocks[key][key].reshape(value.numel(), -1).trace()) for key, value in weights.items())
+    found = sl.measure(model, (x, y), SMOOTH[name], measures=["hessian_trace"])["hessian_trace"].value
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_loss_that_raises_at_outputs_of_no_sample_is_measured():
+    def collapse(outputs, targets):
+        if outputs.std() < 0.5:
+            raise NotImplementedError("collapsed embedding")
+        return F.cross_entropy(outputs, targets)
+
+    model, x, y = by_name("mlp").make()
+    with torch.no_grad():
+        list(model.parameters())[-2].mul_(30)
+    found = sl.measure(model, (x, y), collapse, measures=["hessian_trace"])["hessian_trace"].value
+    assert found == pytest.approx(sl.measure(model, (x, y), measures=["hessian_trace"])["hessian_trace"].value)
+
+
 def hinge(outputs, targets):
     return F.multi_margin_loss(outputs, targets)
 

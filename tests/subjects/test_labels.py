@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from refusals import refused
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.report import Report
 from spiritlevel.study.plan import read_plan
 from spiritlevel.study.run import prepare
@@ -45,22 +46,29 @@ def test_refusals():
         LabelNoise(0.5).applied(torch.zeros(3, 2), 2)
     with refused(
         "0.5 of the training labels drawn anew (seed 2), as said by net.safetensors itself among 400 samples, and here are 1,442: "
-        "which labels they were cannot be told; give the data with their labels, as file.npz or package.module:factory"
+        "which labels they were cannot be told. Give the data with the labels that were trained, as file.npz or package.module:factory; "
+        "--label-noise 0 takes the labels as the data have them"
     ):
-        load_data("digits", labels=LabelNoise(0.5, 2, 400, "net.safetensors itself"))
+        load_data("digits", labels=LabelNoise(0.5, 2, 400, said_by="net.safetensors itself"))
+    with pytest.raises(SpiritLevelError, match=r"drawn anew \(seed 2\) among 9 classes, and here are 10: which labels"):
+        load_data("digits", labels=LabelNoise(0.5, 2, classes=9))
+    assert torch.equal(LabelNoise(0.0, among=3).applied(torch.arange(4), 4), torch.arange(4))  # none was drawn
 
 
 def test_a_checkpoint_says_it_and_none_is_said_of_true_labels(tmp_path):
     model, path = build_model("mlp:4", input_shape=(2,), classes=3), tmp_path / "net.safetensors"
-    noise = LabelNoise(0.3, 7, 100)
+    noise = LabelNoise(0.3, 7, 100, 3)
     save_checkpoint(model, path, noise.metadata)
-    assert labels_of_checkpoint(path) == LabelNoise(0.3, 7, 100, "net.safetensors itself")
+    assert labels_of_checkpoint(path) == LabelNoise(0.3, 7, 100, 3, "net.safetensors itself")
     save_checkpoint(model, path, {"label_noise": "0.3"})
-    assert labels_of_checkpoint(path) == LabelNoise(0.3, 0, None, "net.safetensors itself")
+    assert labels_of_checkpoint(path) == LabelNoise(0.3, 0, said_by="net.safetensors itself")
     save_checkpoint(model, path, LabelNoise(0.0, 7).metadata)
     assert labels_of_checkpoint(path) is None
     save_checkpoint(model, path, {"label_noise": "half"})
-    with refused(f"{path} says {{'label_noise': 'half'}} in its metadata, which should be numbers"):
+    with refused(
+        f"{path} says {{'label_noise': 'half'}} in its metadata, which should be numbers; "
+        "--label-noise 0 takes the labels as the data have them"
+    ):
         labels_of_checkpoint(path)
 
 
@@ -130,6 +138,36 @@ def test_weights_that_do_not_say_it_are_told_by_options(cells, measured, tmp_pat
     assert "labels" not in measured(telling, "--split", "test")[0].problem["source"]  # all of which are true
 
 
+def test_options_that_say_what_the_checkpoint_says_leave_its_seed_and_counts(cells, measured):
+    telling = cells[0.5][0] / "model.safetensors"
+    expected = measured(telling)[0].loss
+    for options in (("--label-noise", 0.5), ("--label-noise", 0.5, "--label-seed", 5)):
+        report, said = measured(telling, *options)
+        assert report.loss == expected
+        assert f"labels: {TOLD.format('model.safetensors')}" in said
+
+
+@pytest.mark.parametrize("options", [("--label-noise", 0.4), ("--label-noise", 0.5, "--label-seed", 0)])
+def test_options_that_contradict_the_checkpoint_are_refused(cells, run, options):
+    path = cells[0.5][0] / "model.safetensors"
+    code, _, said = run("measure", "mlp:16", "--data", "digits", "--checkpoint", path, *options)
+    assert code == 2
+    seed = options[3] if len(options) > 2 else 5
+    assert f"{TOLD.format(path.name)}, and not {options[1]} of them (seed {seed}): on other labels" in " ".join(
+        said.split()
+    )
+
+
+def test_the_number_of_classes_is_said_too(cells):
+    path, _ = cells[0.5]
+    assert read_metadata(path / "model.safetensors")["label_classes"] == "10"
+
+
+def test_a_loss_worse_than_chance_may_be_that_of_other_labels(cells, measured):
+    _, said = measured(cells[0.5][0] / "model.safetensors", "--mean", "-500", "--std", "0.01")
+    assert "and on these labels? See --mean, --std, --standardize and --label-noise" in " ".join(said.split())
+
+
 def test_wrong_use_on_the_command_line(tmp_path, run):
     path = tmp_path / "net.safetensors"
     save_checkpoint(build_model("mlp:4", input_shape=(1, 8, 8), classes=10), path)
@@ -137,6 +175,7 @@ def test_wrong_use_on_the_command_line(tmp_path, run):
     for wrong, told in (
         (("--label-seed", 1), "--label-seed says which labels are drawn anew: say how many, by --label-noise SHARE"),
         (("--label-noise", 2), "the share of labels drawn anew must be from 0 to 1, got 2.0"),
+        (("--label-noise", 7, "--split", "test"), "the share of labels drawn anew must be from 0 to 1, got 7.0"),
     ):
         code, _, said = run(*options, *wrong)
         assert code == 2

@@ -9,10 +9,12 @@ from torch import nn
 
 from refusals import refused
 from spiritlevel.cli import main
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.measuring.report import Report
 from spiritlevel.saved import sha256_of
 from spiritlevel.study.samples import load_samples
 from spiritlevel.study.settings import DataSection
+from spiritlevel.subjects.checkpoint import save_checkpoint
 from spiritlevel.subjects.data import load_data
 from spiritlevel.subjects.networks import build_model
 from spiritlevel.subjects.preprocessing import KNOWN, Standardization, of_checkpoint, statistics_of
@@ -83,7 +85,7 @@ def test_preprocessing_on_the_command_line(trained, capsys):
     assert raw.loss > 2.3
     assert "warning: the loss on the training data" in said
     assert "is worse than chance (ln 10 = 2.303)" in said
-    assert "See --mean, --std and --standardize" in raw.notes[0]
+    assert "See --mean, --std, --standardize and --label-noise" in raw.notes[0]
     for name, options in (
         ("plain.safetensors", ("--mean", mean, "--std", std)),
         ("plain.safetensors", ("--standardize",)),
@@ -124,6 +126,22 @@ def test_known_checkpoints_are_known_by_their_content(tmp_path, monkeypatch):
     assert of_checkpoint(file) is None
     monkeypatch.setitem(KNOWN, sha256_of(file)[:8], ((0.5,), (0.25,)))
     assert of_checkpoint(file) == Standardization((0.5,), (0.25,), "weights.th, a known checkpoint")
+
+
+@pytest.mark.parametrize("mean", ["half", '["a"]', '{"a": 1}', "[NaN]", "[]", "null"])
+def test_a_checkpoint_whose_metadata_are_no_numbers_is_refused(tmp_path, mean):
+    path = tmp_path / "net.safetensors"
+    save_checkpoint(build_model("mlp:4", input_shape=(2,), classes=3), path, {"mean": mean, "std": "[1.0]"})
+    with pytest.raises(
+        SpiritLevelError, match="in its metadata, which should be a list of numbers in JSON, one for each channel"
+    ):
+        of_checkpoint(path)
+
+
+def test_one_number_in_the_metadata_stands_for_every_channel(tmp_path):
+    path = tmp_path / "net.safetensors"
+    save_checkpoint(build_model("mlp:4", input_shape=(2,), classes=3), path, {"mean": "0.5", "std": "[0.25]"})
+    assert of_checkpoint(path) == Standardization((0.5,), (0.25,), "net.safetensors itself")
 
 
 def test_samples_are_random_with_a_seed():

@@ -24,7 +24,7 @@ from spiritlevel.saved import sha256_of
 from spiritlevel.subjects.checkpoint import load_checkpoint
 from spiritlevel.subjects.data import Dataset, load_data
 from spiritlevel.subjects.factory import import_factory
-from spiritlevel.subjects.labels import LabelNoise, labels_of_checkpoint
+from spiritlevel.subjects.labels import TRUE_LABELS, LabelNoise, labels_of_checkpoint
 from spiritlevel.subjects.networks import build_model
 from spiritlevel.subjects.preprocessing import Standardization, of_checkpoint, read_numbers, statistics_of
 
@@ -127,7 +127,8 @@ class Subject:
             return ""
         return (
             f"the loss on the training data, {loss:.4g}, is worse than chance (ln {self.data.classes} = {chance:.4g}): was the "
-            f"network trained on inputs preprocessed like these ({self.data.normalisation})? See --mean, --std and --standardize"
+            f"network trained on inputs preprocessed like these ({self.data.normalisation}), and on these labels? See --mean, --std, "
+            "--standardize and --label-noise"
         )
 
     def warn_of(self, loss: float) -> None:
@@ -169,6 +170,8 @@ class PreparationOptions:
             raise SpiritLevelError(
                 "--label-seed says which labels are drawn anew: say how many, by --label-noise SHARE"
             )
+        if self.label_noise is not None:
+            LabelNoise(self.label_noise)  # refuses a share that is none, also where none is drawn
         read_device(self.device)
 
     def standardization(self, spec: str, checkpoint: Path | None) -> Standardization | None:
@@ -183,9 +186,18 @@ class PreparationOptions:
         """Which labels are drawn anew: as asked for, or as the checkpoint says; those of test data are true."""
         if split != "train":
             return None
-        if self.label_noise is not None:
-            return LabelNoise(self.label_noise, self.label_seed or 0) if self.label_noise else None
-        return None if checkpoint is None else labels_of_checkpoint(checkpoint)
+        if self.label_noise == 0:
+            return None
+        said = None if checkpoint is None else labels_of_checkpoint(checkpoint)
+        if self.label_noise is None or said is None:
+            return said if self.label_noise is None else LabelNoise(self.label_noise, self.label_seed or 0)
+        seed = said.seed if self.label_seed is None else self.label_seed
+        if (self.label_noise, seed) == (said.share, said.seed):
+            return said
+        raise SpiritLevelError(
+            f"{said}, and not {self.label_noise:.3g} of them (seed {seed}): on other "
+            f"labels the network is not at a minimum. Leave --label-noise and --label-seed out; {TRUE_LABELS}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ from spiritlevel.measuring.value import Cost, Value
 from spiritlevel.problem.batches import Data, is_small
 from spiritlevel.problem.checks import check_tolerance, check_whole_number, refuse_nonfinite_loss
 from spiritlevel.problem.labelled import divides
-from spiritlevel.problem.losses import Loss, resolve_loss
+from spiritlevel.problem.losses import Loss, NoCurvature, resolve_loss
 from spiritlevel.problem.problem import Problem, read_data
 from spiritlevel.problem.ranks import current_ranks
 from spiritlevel.problem.replica import unwrapped
@@ -193,6 +193,8 @@ def _in_range(
         return _measured(problem, plan, reporter)
     except (ArithmeticError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
         if dtype is not None or problem.dtype != torch.float32:
+            if isinstance(error, NoCurvature):  # which no scale mends
+                raise SpiritLevelError(str(error)) from error
             raise SpiritLevelError(
                 f"the measures leave the range of {str(problem.dtype).removeprefix('torch.')} ({error}): scale the data or the "
                 "weights" + (", or pass dtype=torch.float64" if problem.dtype == torch.float32 else "")

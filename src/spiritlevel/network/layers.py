@@ -187,8 +187,11 @@ class ParameterMode(Mode, ABC):
             return self._convolution(name, function, args, kwargs)
         if name == "embedding":
             return self._lookup(function, args, kwargs)
-        if name in ("getitem", "index"):  # the second in an exported program
-            return self._indexed(*args)
+        if name in (
+            "getitem",
+            "index",
+        ):  # the second in an exported program, and where a tensor is an index in Python, which has no key
+            return self._indexed(*bound_arguments(("self", "indices"), args, kwargs))
         if name == "addmm" and len(args) == 3 and not kwargs:
             return self._biased_product(function, args)
         if name not in SPELLINGS:

@@ -23,6 +23,7 @@ from spiritlevel.problem.batches import Batch
 from spiritlevel.problem.contract import Checked
 from spiritlevel.problem.loss_checks import FAILURES, check_loss, check_mean, check_scalar, told
 from spiritlevel.problem.loss_curvature import check_second_derivative
+from spiritlevel.problem.losses import AT_ZERO
 from spiritlevel.problem.replica import watching
 from spiritlevel.problem.shards import WHOLE, Shards
 
@@ -250,8 +251,7 @@ def _unsound(problem: Checked, batch: Batch) -> tuple[str, str] | None:
         return None
     return (
         f"the second derivative of the loss by {wrong!r} is NaN or infinite",
-        ", though the loss and its gradient are finite there. Likely cause: a square root, a norm or a power at zero; add a "
-        "small constant inside it, or leave the sample out",
+        f", though the loss and its gradient are finite there. {AT_ZERO}, or leave the sample out",
     )
 
 

@@ -201,10 +201,19 @@ def _trial(problem: Checked, objective: Objective, precision: _Precision, genera
         if problem.shards.any(bool(gradient.any())):
             connected.add(name)
     with torch.no_grad():
-        still, *others = (float(objective({name: by * v for name, v in point.items()})) for by in (1.0, 0.0, -1.0))
+        still = float(objective(point))
+        others = [_value(objective, {name: by * v for name, v in point.items()}) for by in (0.0, -1.0)]
     usual = max((abs(value) for value in (still, *others) if math.isfinite(value)), default=0.0)
     ones = dict.fromkeys(leaves, 1.0)
     return _Trial(problem, objective, precision, point, directions, slopes, frozenset(connected), still, usual, ones)
+
+
+def _value(objective: Objective, parameters: Mapping[str, Tensor]) -> float:
+    """NaN where a network or a loss raises an error, as it may with parameters that nobody trained."""
+    try:
+        return float(objective(parameters))
+    except Exception:
+        return math.nan
 
 
 def _along(gradient: Tensor, random: Tensor) -> Tensor:

@@ -25,6 +25,12 @@ from spiritlevel.problem.factors import BlockFactor, OutputFactor, SoftmaxFactor
 
 # The label of a position that does not count, as torch and many libraries write it.
 IGNORED = -100
+# Why a second derivative may not be finite where value and gradient are.
+AT_ZERO = "Likely cause: a square root, a norm or a power at zero; add a small constant inside it"
+
+
+class NoCurvature(FloatingPointError):
+    """∇²ℓ at the outputs is NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +172,7 @@ def output_factor(loss: Loss, outputs: Tensor, targets: Tensor) -> OutputFactor:
         return loss.curvature(outputs, targets)
     hessians = output_hessians(loss, outputs, targets)
     if not bool(torch.isfinite(hessians).all()):
-        raise FloatingPointError(
-            "the second derivative of the loss by the outputs is NaN or infinite, as of a norm or a power at zero"
-        )
+        raise NoCurvature(f"the second derivative of the loss by the outputs is NaN or infinite. {AT_ZERO}")
     eigenvalues, eigenvectors = torch.linalg.eigh(hessians)  # (N, C), (N, C, C)
     keep = eigenvalues.abs().amax(0) > 0
     keep[-1] |= not bool(keep.any())  # a loss that is linear in the outputs has one column of zeros

@@ -37,7 +37,7 @@ class Samples:
         return {**(self.preparation.metadata if self.preparation else {}), **self._noise(config).metadata}
 
     def _noise(self, config: CellConfig) -> LabelNoise:
-        return LabelNoise(config.data.label_noise, config.seed, len(self.train))
+        return LabelNoise(config.data.label_noise, config.seed, len(self.train), self.train.classes)
 
 
 def load_samples(section: DataSection) -> Samples:

@@ -18,16 +18,19 @@ from spiritlevel.subjects.checkpoint import read_metadata
 from spiritlevel.subjects.seeds import seed_for
 
 # What a checkpoint says of its labels, in its metadata.
-SHARE, SEED, AMONG = "label_noise", "label_seed", "label_samples"
+SHARE, SEED, AMONG, CLASSES = "label_noise", "label_seed", "label_samples", "label_classes"
+TRUE_LABELS = "--label-noise 0 takes the labels as the data have them"
 
 
 @dataclass(frozen=True)
 class LabelNoise:
-    """The share of the training labels that is drawn anew from all classes, by which seed, among how many, and where that comes from."""
+    """The share of the training labels that is drawn anew from all classes, by which seed, among how many samples, from how many classes,
+    and where that comes from."""
 
     share: float
     seed: int = 0
     among: int | None = None  # whatever their number is, if it is not said
+    classes: int | None = None
     said_by: str = ""
 
     def __post_init__(self) -> None:
@@ -43,11 +46,14 @@ class LabelNoise:
         """
         if y.is_floating_point():
             raise SpiritLevelError("targets are real numbers: labels can be drawn anew of classes only")
-        if self.among not in (None, len(y)):
-            raise SpiritLevelError(
-                f"{self} among {self.among:,} samples, and here are {len(y):,}: which labels they were cannot be told; give the "
-                "data with their labels, as file.npz or package.module:factory"
-            )
+        if not self.share:
+            return y
+        for said, here, what in ((self.among, len(y), "samples"), (self.classes, classes, "classes")):
+            if said not in (None, here):
+                raise SpiritLevelError(
+                    f"{self} among {said:,} {what}, and here are {here:,}: which labels they were cannot be told. Give the data with the "
+                    f"labels that were trained, as file.npz or package.module:factory; {TRUE_LABELS}"
+                )
         generator = torch.Generator().manual_seed(seed_for(self.seed, "labels"))
         chosen = torch.randperm(len(y), generator=generator)[: round(self.share * len(y))]
         noisy = y.clone()
@@ -61,8 +67,8 @@ class LabelNoise:
     @property
     def metadata(self) -> Mapping[str, str]:
         """What a checkpoint says of it."""
-        among = {} if self.among is None else {AMONG: str(self.among)}
-        return {SHARE: repr(self.share), SEED: str(self.seed), **among} if self.share else {}
+        counts = {key: str(count) for key, count in ((AMONG, self.among), (CLASSES, self.classes)) if count is not None}
+        return {SHARE: repr(self.share), SEED: str(self.seed), **counts} if self.share else {}
 
 
 def labels_of_checkpoint(path: Path) -> LabelNoise | None:
@@ -70,9 +76,9 @@ def labels_of_checkpoint(path: Path) -> LabelNoise | None:
     metadata = read_metadata(path)
     if SHARE not in metadata:
         return None
-    said = {key: metadata[key] for key in (SHARE, SEED, AMONG) if key in metadata}
+    said = {key: metadata[key] for key in (SHARE, SEED, AMONG, CLASSES) if key in metadata}
     try:
-        share, seed, among = float(said[SHARE]), int(said.get(SEED, "0")), said.get(AMONG)
-        return LabelNoise(share, seed, None if among is None else int(among), f"{path.name} itself")
+        among, classes = (int(said[key]) if key in said else None for key in (AMONG, CLASSES))
+        return LabelNoise(float(said[SHARE]), int(said.get(SEED, "0")), among, classes, f"{path.name} itself")
     except ValueError:
-        raise SpiritLevelError(f"{path} says {said} in its metadata, which should be numbers") from None
+        raise SpiritLevelError(f"{path} says {said} in its metadata, which should be numbers; {TRUE_LABELS}") from None

@@ -8,6 +8,7 @@ or come with a checkpoint.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,11 +85,26 @@ def _digits(numbers: torch.Tensor) -> tuple[float, ...]:
     return tuple(float(f"{number:.6g}") for number in numbers.tolist())
 
 
+def _written(path: Path, key: str, text: str) -> tuple[float, ...]:
+    """Numbers in JSON, one or a list of them."""
+    try:
+        found = json.loads(text)
+        numbers = tuple(float(number) for number in (found if isinstance(found, list) else [found]))
+    except (ValueError, TypeError):
+        numbers = ()
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise SpiritLevelError(
+            f"{path} says {key}={text!r} in its metadata, which should be a list of numbers in JSON, one for each channel; --mean and "
+            "--std are taken in its place"
+        )
+    return numbers
+
+
 def of_checkpoint(path: Path) -> Standardization | None:
     """What a checkpoint brings: in its safetensors metadata (`mean` and `std`, lists in JSON), or because it is a known file."""
     metadata = read_metadata(path)
     if "mean" in metadata and "std" in metadata:
-        mean, std = (tuple(map(float, json.loads(metadata[key]))) for key in ("mean", "std"))
+        mean, std = (_written(path, key, metadata[key]) for key in ("mean", "std"))
         return Standardization(mean, std, f"{path.name} itself")
     known = KNOWN.get(sha256_of(path)[:8])
     return None if known is None else Standardization(*known, f"{path.name}, a known checkpoint")
