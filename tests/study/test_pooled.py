@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study import compiling
 from spiritlevel.study.compiling import compiled, how
 from spiritlevel.study.dense_layers import ROOM, dense_layers
@@ -274,6 +275,57 @@ def test_it_is_compiled_once_and_kept(fresh, monkeypatch):
     compiled.cache_clear()
     monkeypatch.setenv("PATH", "")
     assert compiled() is not None
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "damage", [lambda code: code[:4096], lambda code: code[: len(code) // 2].ljust(len(code), b"\0"), lambda code: b""]
+)
+def test_code_that_was_cut_off_in_the_cache_is_compiled_again(fresh, damage):
+    assert compiled() is not None
+    (kept,) = (fresh / "spiritlevel" / "compiled").iterdir()
+    whole = kept.read_bytes()
+    kept.unlink()  # this process has it open
+    kept.write_bytes(damage(whole))
+    compiled.cache_clear()
+    assert compiled() is not None
+    (again,) = (fresh / "spiritlevel" / "compiled").iterdir()
+    assert len(again.read_bytes()) == len(whole)
+
+
+@needs_compiler
+def test_a_compiler_that_does_not_know_the_flag_of_gcc_compiles_without_it(fresh, monkeypatch, tmp_path):
+    other = tmp_path / "other"
+    other.write_text(
+        f'#!/bin/sh\ncase "$*" in *{compiling.OF_GCC[0]}*) exit 1;; esac\nexec {shutil.which("c++")} "$@"\n'
+    )
+    other.chmod(0o755)
+    monkeypatch.setenv("CXX", str(other))
+    monkeypatch.setattr(compiling, "COMPILERS", ("no-such-compiler",))
+    assert compiled() is not None
+
+
+@needs_compiler
+def test_how_says_what_was_loaded_whatever_became_of_the_sources(fresh, monkeypatch, tmp_path):
+    said = how()
+    shutil.copytree(compiling.HERE, tmp_path / "changed", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    (tmp_path / "changed" / "vectors.h").write_text("// another one")
+    monkeypatch.setattr(compiling, "HERE", tmp_path / "changed")
+    assert how() == said
+
+
+def test_a_user_without_a_home_is_left_to_torch(fresh, monkeypatch):
+    def none():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(compiling, "user_cache", none)
+    assert compiled() is None
+
+
+def test_images_of_other_channels_are_refused(way):
+    model = build_model("lenet", input_shape=(1, 28, 28), classes=10)
+    with pytest.raises((SpiritLevelError, RuntimeError), match=r"channels"):
+        outputs(model, torch.zeros(2, 3, 28, 28))
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])

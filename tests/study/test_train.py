@@ -355,3 +355,13 @@ def test_real_targets_are_refused(tmp_path):
         SpiritLevelError, match=r"studies train classifiers: .* has real targets where labels are needed"
     ):
         load_samples(config(data={"name": str(path)}).data)
+
+
+def test_test_samples_of_another_shape_are_refused(tmp_path):
+    import numpy as np
+
+    path = tmp_path / "other.npz"
+    arrays = {f"x_{split}": np.zeros((4, n), dtype=np.float32) for split, n in (("train", 2), ("test", 3))}
+    np.savez(path, **arrays, y_train=np.array([0, 1, 0, 1]), y_test=np.array([0, 1, 0, 1]))
+    with pytest.raises(SpiritLevelError, match=r"to train on have the shape \(2,\), those to test \(3,\)"):
+        load_samples(config(data={"name": str(path)}).data)

@@ -13,17 +13,21 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from spiritlevel.saved import user_cache
+from spiritlevel.saved import sha256_of, user_cache, write_whole
 
 HERE = Path(__file__).resolve().parent
 SOURCES, HEADERS = ("pooled_convolution.cpp", "dense_layers.cpp"), ("vectors.h",)
-# Numbers that neighbouring places of an image share are loaded again: kept from one step of a loop to the next, they fill the registers.
-FLAGS = ("-O3", "-fno-predictive-commoning", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
+FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
+# Of gcc: numbers that neighbouring places of an image share are loaded again; kept from one step of a loop to the next, they fill the
+# registers. Other compilers do not know it.
+OF_GCC = ("-fno-predictive-commoning",)
 LONGEST = 300.0  # seconds that a compiler may take
 COMPILERS = ("c++", "g++", "clang++")
 # What a compiler may use of a processor of x86, by what torch calls it.
@@ -41,7 +45,8 @@ def library() -> ctypes.CDLL | None:
 
 def how() -> str:
     """What computes the step here, in words, with which code: another one may round in another way."""
-    return "by torch" if library() is None else f"by compiled code {_path().stem}"
+    loaded = library()
+    return "by torch" if loaded is None else f"by compiled code {Path(loaded._name).stem.partition('-')[0]}"
 
 
 def address(tensor: Tensor) -> ctypes.c_void_p:
@@ -52,38 +57,45 @@ def address(tensor: Tensor) -> ctypes.c_void_p:
 @functools.cache
 def compiled() -> ctypes.CDLL | None:
     """The compiled code, from the cache or compiled now; None where that is not possible."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or COMPILERS[0], *COMPILERS))), None)
     instructions = _instructions()
     if instructions is None:
         return None
     try:
-        path = _path()
-        if not path.is_file():
-            if compiler is None:
-                return None
-            _compile([compiler, *FLAGS, *instructions, *(os.fspath(HERE / name) for name in SOURCES)], path)
-        return ctypes.CDLL(os.fspath(path))
-    except (OSError, subprocess.SubprocessError):
+        texts = {name: (HERE / name).read_text(encoding="utf-8") for name in (*SOURCES, *HEADERS)}
+        kind = (sys.platform, platform.machine(), *platform.libc_ver(), *FLAGS, *OF_GCC, *instructions)
+        key = hashlib.sha256("\n".join((*texts.values(), *kind)).encode()).hexdigest()[:16]
+        folder = user_cache() / "compiled"
+        path = _kept(folder, key) or _compile(folder, key, texts, instructions)
+        return None if path is None else ctypes.CDLL(os.fspath(path))
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: a user without a home
         return None
 
 
-def _path() -> Path:
-    """Where the compiled code is kept: named by all that it is made of."""
-    texts = [(HERE / name).read_text(encoding="utf-8") for name in (*SOURCES, *HEADERS)]
-    kind = (sys.platform, platform.machine(), *platform.libc_ver(), *FLAGS, *(_instructions() or ()))
-    digest = hashlib.sha256("\n".join((*texts, *kind)).encode()).hexdigest()
-    return user_cache() / "compiled" / f"{digest[:16]}.so"
+def _kept(folder: Path, key: str) -> Path | None:
+    """The code in the cache, if it is whole, as its name says: one that was cut off would end the process."""
+    for path in sorted(folder.glob(f"{key}-*.so")):
+        if path.stem.partition("-")[2] == sha256_of(path)[:16]:
+            return path
+        path.unlink(missing_ok=True)
+    return None
 
 
-def _compile(command: list[str], path: Path) -> None:
-    """Into a file of its own first: several workers may start at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_suffix(f".{os.getpid()}")
-    try:
-        subprocess.run([*command, "-o", half], check=True, capture_output=True, timeout=LONGEST)
-        os.replace(half, path)
-    finally:
-        half.unlink(missing_ok=True)
+def _compile(folder: Path, key: str, texts: Mapping[str, str], instructions: tuple[str, ...]) -> Path | None:
+    """The code of these texts in the cache, named by what it is made of and by what it is."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or COMPILERS[0], *COMPILERS))), None)
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as place:
+        for name, text in texts.items():
+            (Path(place) / name).write_text(text, encoding="utf-8")
+        command = [compiler, *FLAGS, *instructions, *SOURCES, "-o", "code.so"]
+        if subprocess.run([*command, *OF_GCC], cwd=place, capture_output=True, timeout=LONGEST).returncode:
+            subprocess.run(command, cwd=place, check=True, capture_output=True, timeout=LONGEST)
+        code = (Path(place) / "code.so").read_bytes()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{key}-{hashlib.sha256(code).hexdigest()[:16]}.so"
+    write_whole(path, code)
+    return path
 
 
 def _instructions() -> tuple[str, ...] | None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spiritlevel.errors import SpiritLevelError
 from spiritlevel.study import compiling
 from spiritlevel.study.compiling import address
 
@@ -125,6 +126,8 @@ class _Compiled:
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         _, samples, height, width, channels = x.shape
         outputs, kernel = len(weight) // self.networks, weight.shape[-1]
+        if weight.shape[1] != channels:  # compiled code would read beyond the weights
+            raise SpiritLevelError(f"images have {channels} channels, and the network takes {weight.shape[1]}")
         self.x, self.weight = x, weight
         self.shape = _Shape(samples, height, width, channels, outputs, kernel, self.pool, self.relu, self.border)
         self.shared = len(x) < self.networks
@@ -140,6 +143,7 @@ class _Compiled:
     def backward(
         self, gradient: Tensor, weight_gradient: Tensor, bias_gradient: Tensor, *, of_inputs: bool
     ) -> Tensor | None:
+        assert not (of_inputs and self.shared), "the gradients of images that networks share would be a sum"
         if of_inputs and self.inputs.shape != self.x.shape:
             self.inputs = roomy(*self.x.shape)
         inputs = self.inputs if of_inputs else None

@@ -51,6 +51,10 @@ def load_samples(section: DataSection) -> Samples:
     test = load_data(section.spec, split="test", samples=section.test_samples)
     if train.y.is_floating_point():
         raise SpiritLevelError(f"studies train classifiers: {section.spec} has real targets where labels are needed")
+    if train.input_shape != test.input_shape:
+        raise SpiritLevelError(
+            f"samples of {section.spec} to train on have the shape {tuple(train.input_shape)}, those to test {tuple(test.input_shape)}"
+        )
     asked = _preprocessing(section, train)
     return Samples(train, test) if asked is None else Samples(asked.applied(train), asked.applied(test), asked)
 
