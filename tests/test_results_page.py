@@ -310,19 +310,23 @@ def test_trainings_by_the_script_of_the_authors_are_told_batch_by_batch(
     for name in ("rangamani-mnist", "rangamani-script"):
         shutil.copytree(page.parent / "results" / "rangamani-mnist", tmp_path / name)
     onward = sys.modules["onward"]
-    monkeypatch.setattr(onward, "NETWORK", "fully_connected")
-    part, other = MAKE["told_of"](tmp_path / "rangamani-mnist", draws=100).parts
-    whole = onward.trained_on(part, onward.SCRIPT)
-    table = onward.script_table(part)
-    passed = [mark for mark in whole.marks if mark.kind == "epoch"]
-    rows = sum(len(whole.at(mark).measured) for mark in passed) + len(whole.measured)
-    assert len(table) == 4 + rows + 2  # two of the paper
-    batches = [row.split("|")[1].strip() for row in table[4:-2]]
-    assert batches == sorted(batches, key=int)
-    assert set(batches) == {"256", "5000"}
-    norm = min(whole.measured, key=lambda cell: (cell.factors["training.batch_size"], cell.seed)).measures[onward.NORM]
-    assert any(sys.modules["telling"].significant(norm.value, 3) in row for row in table)
-    assert onward.script_table(other) == []
+    parts = MAKE["told_of"](tmp_path / "rangamani-mnist", draws=100).parts
+    monkeypatch.setattr(onward, "TABLE_4", {part.model: (("256", "98 %", f"of {part.model}"),) for part in parts})
+    for part in parts:
+        whole, table = onward.trained_on(part, onward.SCRIPT), onward.script_table(part)
+        assert {cell.factors["model.name"] for cell in whole.cells} == {part.model}
+        passed = [mark for mark in whole.marks if mark.kind == "epoch"]
+        rows = sum(len(whole.at(mark).measured) for mark in passed) + len(whole.measured)
+        assert len(table) == 4 + rows + 1
+        assert f"of {part.model}" in table[-1]
+        batches = [row.split("|")[1].strip() for row in table[4:-1]]
+        assert batches == sorted(batches, key=int)
+        assert set(batches) == {"256", "5000"}
+        for cell in whole.measured:
+            norm = sys.modules["telling"].significant(cell.measures[onward.NORM].value, 3)
+            assert any(row.split("|")[5].strip() == norm for row in table[4:])
+    shutil.rmtree(tmp_path / "rangamani-script")
+    assert onward.script_table(parts[0]) == []
 
 
 def test_a_training_that_went_on_is_told_and_drawn_with_the_small_batches(
@@ -333,8 +337,10 @@ def test_a_training_that_went_on_is_told_and_drawn_with_the_small_batches(
     onward = sys.modules["onward"]
     monkeypatch.setattr(onward, "NETWORK", "fully_connected")
     part, other = MAKE["told_of"](tmp_path / "rangamani-mnist", draws=100).parts
-    table = onward.onward_table(part)
+    assert {cell.factors["model.name"] for cell in onward.trained_on(other).cells} == {other.model}
     whole = onward.trained_on(part)
+    monkeypatch.setattr(onward, "read_tables", lambda _: whole)  # of one network
+    table = onward.onward_table(part)
     assert len(table) == 4 + 3 * len(whole.measured) + 1  # two marks and the end of each
     ends = [cell.measures["riemannian_spectral_norm"].value for cell in whole.measured]
     assert sys.modules["telling"].significant(ends[-1], 3) in table[-2]
