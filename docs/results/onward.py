@@ -7,8 +7,9 @@ The tables of these studies lie in folders of their names, written like all othe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 from telling import NAMES, Told
 
 from spiritlevel.show.numbers import significant
@@ -81,6 +82,33 @@ def script_table(told: Told) -> list[str]:
         *made,
         *(f"| the paper, {batch} | “in the order of 10⁻⁴” | | {test} | {norm} | |" for batch, test, norm in papers),
     ]
+
+
+@dataclass(frozen=True)
+class ByScript:
+    """Where the authors' script ends: how many times larger the norm of the large batch is, and geometric means of the train losses."""
+
+    times: float
+    losses: tuple[float, float]
+
+    def __str__(self) -> str:
+        small, large = (significant(loss, 2) for loss in self.losses)
+        return (
+            f"{significant(self.times, 2)} times where the authors' script ends, at train losses of {small} and {large}"
+        )
+
+
+def by_script(told: Told) -> ByScript | None:
+    """The ends of its small and large batches, where both were trained."""
+    further = trained_on(told, SCRIPT)
+    found: dict[int, list[tuple[float, float]]] = {}
+    for cell in further.measured if further is not None else ():
+        ended = cell.trained("train_loss"), cell.measures[NORM].value
+        found.setdefault(int(cell.factors["training.batch_size"]), []).append(ended)
+    if len(found) < 2:
+        return None
+    small, large = (np.exp(np.log(found[batch]).mean(0)) for batch in (min(found), max(found)))
+    return ByScript(float(large[1] / small[1]), (float(small[0]), float(large[0])))
 
 
 def _at_marks(study: Study, cell: Cell, kind: str = "loss") -> Sequence[Cell]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from equal_loss import parted_sentence, parted_table
-from onward import onward_table, said_of_those_trained_on, script_table, with_those_trained_on
+from onward import by_script, onward_table, said_of_those_trained_on, script_table, with_those_trained_on
 from telling import (
     MATRIX,
     NAMES,
@@ -267,15 +267,18 @@ def _ratios(told: Told) -> dict[str, dict[Mark | None, Contrast]]:
 
 def rangamani_verdict(told: Told) -> Verdict:
     count = progress(told.study)
-    said, decided = [], []
+    said, decided, scripts = [], [], []
     for part in told.parts:
+        if script := by_script(part):
+            scripts.append((part.model, script))
         found = _ratios(part).get("riemannian_spectral_norm", {})
         losses = [each.times.value for mark, each in found.items() if mark is not None and mark.kind == "loss"]
         epochs = [each.times.value for mark, each in found.items() if mark is not None and mark.kind == "epoch"]
         if losses:
             span = f"{significant(min(losses), 2)} to {significant(max(losses), 2)} times at equal train loss"
             equal = f", up to {significant(max(epochs), 2)} times at equal epochs" if epochs else ""
-            said.append(f"{part.model}: large batches are {span}{equal}{said_of_those_trained_on(part)}")
+            ends = f", {script}" if script else ""
+            said.append(f"{part.model}: large batches are {span}{equal}{ends}{said_of_those_trained_on(part)}")
             decided.append(max(losses))
         else:
             said.append(f"{part.model}: no pair of batches at one level yet")
@@ -285,6 +288,12 @@ def rangamani_verdict(told: Told) -> Verdict:
     least, large = FACTORS[told.study.name]
     if max(decided) >= large:
         return Verdict("; ".join(said), count, f"agrees{so_far}")
+    if reached := [f"{significant(script.times, 2)} for {model}" for model, script in scripts if script.times >= large]:
+        decision = (
+            f"agrees in kind, with another reason: by the authors' script the factor is {' and '.join(reached)} (the paper has {least} or "
+            f"more), and it is the train loss; at equal train loss it is at most {significant(max(decided), 2)}"
+        )
+        return Verdict("; ".join(said), count, decision)
     left = f"at equal train loss the factor is at most {significant(max(decided), 2)}; the paper has {least} or more"
     return Verdict("; ".join(said), count, f"disagrees{so_far}: {left}")
 
