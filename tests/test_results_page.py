@@ -352,6 +352,19 @@ def test_trainings_by_the_script_of_the_authors_are_told_batch_by_batch(
     assert onward.by_script(parts[0]) is None
 
 
+def test_large_batches_that_never_came_to_the_end_leave_it_open(page: Path, monkeypatch: Any) -> None:
+    told = MAKE["told_of"](page.parent / "results" / "rangamani-mnist", draws=100)
+    tellers = sys.modules["tellers"]
+    ratios = tellers._ratios
+    assert "no large batch has come to the end" not in tellers.rangamani_verdict(told).verdict
+    monkeypatch.setattr(
+        tellers, "_ratios", lambda part: {name: {at: each for at, each in found.items() if at is not None} for name, found in ratios(part).items()}
+    )  # fmt: skip
+    verdict = tellers.rangamani_verdict(told).verdict
+    assert verdict.startswith("open")
+    assert "no large batch has come to the end; down to a train loss of " in verdict
+
+
 def test_a_training_that_went_on_is_told_and_drawn_with_the_small_batches(
     page: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -267,7 +267,7 @@ def _ratios(told: Told) -> dict[str, dict[Mark | None, Contrast]]:
 
 def rangamani_verdict(told: Told) -> Verdict:
     count = progress(told.study)
-    said, decided, scripts = [], [], []
+    said, decided, scripts, lowest = [], [], [], list[float]()
     for part in told.parts:
         if script := by_script(part):
             scripts.append((part.model, script))
@@ -280,6 +280,11 @@ def rangamani_verdict(told: Told) -> Verdict:
             ends = f", {script}" if script else ""
             said.append(f"{part.model}: large batches are {span}{equal}{ends}{said_of_those_trained_on(part)}")
             decided.append(max(losses))
+            lowest += (
+                [mark.level for mark in found if mark is not None and mark.kind == "loss"]
+                if None not in found
+                else [0.0]
+            )
         else:
             said.append(f"{part.model}: no pair of batches at one level yet")
     if not decided:
@@ -295,6 +300,9 @@ def rangamani_verdict(told: Told) -> Verdict:
         )
         return Verdict("; ".join(said), count, decision)
     left = f"at equal train loss the factor is at most {significant(max(decided), 2)}; the paper has {least} or more"
+    if min(lowest) > 0:
+        down = f"no large batch has come to the end; down to a train loss of {min(lowest):g}, "
+        return Verdict("; ".join(said), count, f"open{so_far}: {down}{left}")
     return Verdict("; ".join(said), count, f"disagrees{so_far}: {left}")
 
 
