@@ -338,6 +338,9 @@ def test_trainings_by_the_script_of_the_authors_are_told_batch_by_batch(
         script = onward.by_script(part)
         assert script.times == pytest.approx(means[5000][1] / means[256][1])
         assert script.losses == pytest.approx((means[256][0], means[5000][0]))
+        added = onward.with_those_trained_on(part).cells[len(part.study.cells) :]
+        assert [cell.hash for cell in added] == [cell.hash for cell in whole.cells]
+        assert all(cell.factors in [own.factors for own in part.study.cells] for cell in added)
     told = MAKE["told_of"](tmp_path / "rangamani-mnist", draws=100)
     monkeypatch.setattr(sys.modules["tellers"], "FACTORS", {"rangamani-mnist": ("67,000", 100.0)})
     monkeypatch.setattr(onward.ByScript, "__str__", lambda _: "THE END")

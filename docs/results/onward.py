@@ -38,13 +38,15 @@ def trained_on(told: Told, folder: str = FOLDER) -> Study | None:
 
 
 def with_those_trained_on(told: Told) -> Study:
-    """The study with them among its small batches, as their paths are drawn."""
-    further = trained_on(told)
-    if further is None:
-        return told.study
-    small = min(told.study.cells, key=lambda cell: int(cell.factors["training.batch_size"]))
-    joined = [replace(cell, factors=small.factors) for cell in further.cells]
-    return replace(told.study, cells=(*told.study.cells, *joined))
+    """The study with them, and those by the authors' script, among its batches of their size, as their paths are drawn."""
+    own = {int(cell.factors["training.batch_size"]): cell.factors for cell in told.study.cells}
+    onward, script = trained_on(told), trained_on(told, SCRIPT)
+    joined = [replace(cell, factors=own[min(own)]) for cell in (onward.cells if onward is not None else ())]
+    joined += [
+        replace(cell, factors=own[int(cell.factors["training.batch_size"])])
+        for cell in (script.cells if script is not None else ())
+    ]
+    return replace(told.study, cells=(*told.study.cells, *joined)) if joined else told.study
 
 
 def onward_table(told: Told) -> list[str]:
