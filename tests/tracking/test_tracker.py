@@ -317,6 +317,7 @@ def test_a_model_that_is_replaced(training) -> None:
     tracker.step(0)
     tracker.step(1)
     assert tracker.history[-1].notes == ("the weights are those of step 0: is this the model that is trained?",)
+    torch.manual_seed(1)  # other weights than those that are replaced
     training.model[0] = nn.Linear(6, 8)
     tracker.step(2)
     assert tracker.history[-1].notes == ("parameters were replaced by others of the same shape: 0.weight, 0.bias",)

@@ -42,7 +42,7 @@ class LabelNoise:
 
         >>> y = torch.zeros(1000, dtype=torch.long)
         >>> int((LabelNoise(0.5, seed=1).applied(y, classes=10) != y).sum())
-        448
+        459
         """
         if y.is_floating_point():
             raise SpiritLevelError("targets are real numbers: labels can be drawn anew of classes only")
