@@ -348,7 +348,7 @@ def test_trainings_by_the_script_of_the_authors_are_told_batch_by_batch(
     found = sys.modules["tellers"].rangamani_verdict(told)
     assert ", THE END" in found.here
     assert found.verdict.startswith(
-        "agrees in kind, with another reason: by the authors' script the factor is 1.0×10⁵ for "
+        "agrees in kind, with another reason: by the authors' script the factor is 100,000 for "
     )
     shutil.rmtree(tmp_path / "rangamani-script")
     assert onward.script_table(parts[0]) == []

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def gather(folder: Path, results: Path = HERE) -> Path:
     write_whole(place / "results.csv", short(results_csv(study)))
     if study.marks:
         write_whole(place / "levels.csv", short(levels_csv(study)))
-    for factor, word in SHIPPED.items():
+    for factor, word in SHIPPED.items() if _on_all_images(plain["config"]) else ():
         wanted = {
             (model, level) for model, level, _ in ends(study, factor)
         }  # of all runs: this one may have had other levels
@@ -72,6 +72,12 @@ def gather(folder: Path, results: Path = HERE) -> Path:
             if (model, level) in wanted and not (place / name).exists():
                 write_whole(place / name, checkpoint.read_bytes())
     return place
+
+
+def _on_all_images(config: Mapping[str, Any]) -> bool:
+    """Whether the commands of the page, which know of no part of the images, would measure networks on what they were trained on."""
+    data = config.get("data")
+    return not (isinstance(data, Mapping) and data.get("train_samples"))
 
 
 def pair(study: Study, folder: Path, factor: str) -> Iterator[tuple[str, float, Path]]:

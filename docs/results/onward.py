@@ -93,11 +93,14 @@ class ByScript:
     times: float
     losses: tuple[float, float]
 
+    @property
+    def words(self) -> str:
+        """The factor with two digits."""
+        return f"{float(f'{self.times:.2g}'):,.0f}" if self.times >= 1000 else significant(self.times, 2)
+
     def __str__(self) -> str:
         small, large = (significant(loss, 2) for loss in self.losses)
-        return (
-            f"{significant(self.times, 2)} times where the authors' script ends, at train losses of {small} and {large}"
-        )
+        return f"{self.words} times where the authors' script ends, at train losses of {small} and {large}"
 
 
 def by_script(told: Told) -> ByScript | None:
