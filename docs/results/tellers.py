@@ -296,7 +296,7 @@ def rangamani_verdict(told: Told) -> Verdict:
     if reached := [f"{script.words} for {model}" for model, script in scripts if script.times >= large]:
         decision = (
             f"agrees in kind, with another reason: by the authors' script the factor is {' and '.join(reached)} (the paper has {least} or "
-            f"more), and it is the train loss; at equal train loss it is at most {significant(max(decided), 2)}"
+            f"more), most of it the train loss; at equal train loss and the paper's rates it is at most {significant(max(decided), 2)}"
         )
         return Verdict("; ".join(said), count, decision)
     left = f"at equal train loss the factor is at most {significant(max(decided), 2)}; the paper has {least} or more"
