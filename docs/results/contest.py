@@ -24,6 +24,9 @@ PAPERS: Mapping[tuple[str, str], str] = {
     ("tsuzuku-mnist", NORMALIZED): "0.911 (WRN, CIFAR-10)",
     ("tsuzuku-mnist", MATRIX): "not given",
     ("tsuzuku-mnist", "hessian_trace"): "0.708 (WRN, CIFAR-10)",
+    ("tsuzuku-cifar10", NORMALIZED): "0.911 (WRN)",
+    ("tsuzuku-cifar10", MATRIX): "not given",
+    ("tsuzuku-cifar10", "hessian_trace"): "0.708 (WRN)",
 }
 
 
