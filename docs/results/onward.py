@@ -88,15 +88,22 @@ def script_table(told: Told) -> list[str]:
 
 @dataclass(frozen=True)
 class ByScript:
-    """Where the authors' script ends: how many times larger the norm of the large batch is, and geometric means of the train losses."""
+    """Where the authors' script ends: how many times larger the norm of the large batch is, seed by seed, and geometric means of the train
+    losses of both batches."""
 
-    times: float
+    times: tuple[float, ...]
     losses: tuple[float, float]
 
     @property
+    def mean(self) -> float:
+        """The geometric mean of the factors."""
+        return float(np.exp(np.log(self.times).mean()))
+
+    @property
     def words(self) -> str:
-        """The factor with two digits."""
-        return f"{float(f'{self.times:.2g}'):,.0f}" if self.times >= 1000 else significant(self.times, 2)
+        """The factors with two digits."""
+        ends = [f"{float(f'{end:.2g}'):,.0f}" if end >= 1000 else significant(end, 2) for end in sorted(self.times)]
+        return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
 
     def __str__(self) -> str:
         small, large = (significant(loss, 2) for loss in self.losses)
@@ -104,16 +111,17 @@ class ByScript:
 
 
 def by_script(told: Told) -> ByScript | None:
-    """The ends of its small and large batches, where both were trained."""
+    """The ends of its small and large batches, of seeds that were trained with both."""
     further = trained_on(told, SCRIPT)
-    found: dict[int, list[tuple[float, float]]] = {}
+    found: dict[int, dict[int, tuple[float, float]]] = {}
     for cell in further.measured if further is not None else ():
         ended = cell.trained("train_loss"), cell.measures[NORM].value
-        found.setdefault(int(cell.factors["training.batch_size"]), []).append(ended)
-    if len(found) < 2:
+        found.setdefault(cell.seed, {})[int(cell.factors["training.batch_size"])] = ended
+    pairs = [(of[min(of)], of[max(of)]) for of in found.values() if len(of) == 2]
+    if not pairs:
         return None
-    small, large = (np.exp(np.log(found[batch]).mean(0)) for batch in (min(found), max(found)))
-    return ByScript(float(large[1] / small[1]), (float(small[0]), float(large[0])))
+    small, large = (float(np.exp(np.log([pair[side][0] for pair in pairs]).mean())) for side in (0, 1))
+    return ByScript(tuple(large_end[1] / small_end[1] for small_end, large_end in pairs), (small, large))
 
 
 def _at_marks(study: Study, cell: Cell, kind: str = "loss") -> Sequence[Cell]:

@@ -293,7 +293,7 @@ def rangamani_verdict(told: Told) -> Verdict:
     least, large = FACTORS[told.study.name]
     if max(decided) >= large:
         return Verdict("; ".join(said), count, f"agrees{so_far}")
-    if reached := [f"{script.words} for {model}" for model, script in scripts if script.times >= large]:
+    if reached := [f"{script.words} for {model}" for model, script in scripts if script.mean >= large]:
         decision = (
             f"agrees in kind, with another reason: by the authors' script the factor is {' and '.join(reached)} (the paper has {least} or "
             f"more), most of it the train loss; at equal train loss and the paper's rates it is at most {significant(max(decided), 2)}"
