@@ -289,13 +289,18 @@ def test_networks_that_were_left_out_are_told_together_with_the_range_of_their_n
     assert reasons([first, second]) == [f"2 × {place}: ended early: train loss 0.0850 to 0.123, after 300 epochs"]
 
 
+def test_an_interval_below_zero_disagrees_on_random_labels(page):
+    below, other = Estimate(-0.5, -0.8, -0.1), Estimate(0.1)
+    assert sys.modules["tellers"]._of_labels(below, other, other, other) == "disagrees"
+
+
 @pytest.mark.parametrize(
     ("ours", "plain", "orders", "said"),
     [
         ((0.9, 0.8), 0.7, (0.5, 0.9), "agrees"),
         ((0.88, 0.7), 0.93, (1.0, 0.93), "random labels are told in better order than by the trace (τ 1.00 and 0.93), with a smaller r"),
         ((0.86, 0.8), 0.99, (0.88, 0.92), "random labels are told, but no better than by the trace"),
-        ((0.5, -0.1), 0.1, (1.0, 0.0), "disagrees"),
+        ((0.5, -0.1), 0.1, (1.0, 0.0), "open, the interval holds zero"),
     ],
 )  # fmt: skip
 def test_random_labels_are_judged_by_the_papers_coefficient_and_by_the_order(ours, plain, orders, said):

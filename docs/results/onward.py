@@ -117,7 +117,9 @@ def by_script(told: Told) -> ByScript | None:
     for cell in further.measured if further is not None else ():
         ended = cell.trained("train_loss"), cell.measures[NORM].value
         found.setdefault(cell.seed, {})[int(cell.factors["training.batch_size"])] = ended
-    pairs = [(of[min(of)], of[max(of)]) for of in found.values() if len(of) == 2]
+    # A train loss, or a norm, may be zero to rounding: that is no end to divide by.
+    whole = [of for of in found.values() if len(of) == 2 and all(min(ended) > 0 for ended in of.values())]
+    pairs = [(of[min(of)], of[max(of)]) for of in whole]
     if not pairs:
         return None
     small, large = (float(np.exp(np.log([pair[side][0] for pair in pairs]).mean())) for side in (0, 1))

@@ -217,7 +217,7 @@ def _of_labels(ours: Estimate, plain: Estimate, our_order: Estimate, plain_order
     Its coefficient is Pearson's, in which a measure that rises like a root loses; whether it has the networks in better order is told.
     """
     if not ours.low > 0:
-        return "disagrees"
+        return "open, the interval holds zero" if ours.high > 0 else "disagrees"
     if ours.value > plain.value:
         return "agrees"
     if our_order.value > plain_order.value:
