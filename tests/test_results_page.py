@@ -309,12 +309,17 @@ def test_random_labels_are_judged_by_the_papers_coefficient_and_by_the_order(our
     assert of_labels(Estimate(value, low, 1.0), Estimate(plain), *map(Estimate, orders)) == said
 
 
+def beside(page: Path, folder: Path, further: str) -> Any:
+    """The tables of a study twice, the second as those of a further one; what tells of further ones."""
+    for name in ("rangamani-mnist", further):
+        shutil.copytree(page.parent / "results" / "rangamani-mnist", folder / name)
+    return sys.modules["onward"]
+
+
 def test_trainings_by_the_script_of_the_authors_are_told_batch_by_batch(
     page: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    for name in ("rangamani-mnist", "rangamani-script"):
-        shutil.copytree(page.parent / "results" / "rangamani-mnist", tmp_path / name)
-    onward = sys.modules["onward"]
+    onward = beside(page, tmp_path, "rangamani-script")
     parts = MAKE["told_of"](tmp_path / "rangamani-mnist", draws=100).parts
     monkeypatch.setattr(onward, "TABLE_4", {part.model: (("256", "98 %", f"of {part.model}"),) for part in parts})
     for part in parts:
@@ -376,9 +381,7 @@ def test_large_batches_that_never_came_to_the_end_leave_it_open(page: Path, monk
 def test_a_training_that_went_on_is_told_and_drawn_with_the_small_batches(
     page: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    for name in ("rangamani-mnist", "rangamani-onward"):
-        shutil.copytree(page.parent / "results" / "rangamani-mnist", tmp_path / name)
-    onward = sys.modules["onward"]
+    onward = beside(page, tmp_path, "rangamani-onward")
     monkeypatch.setattr(onward, "NETWORK", "fully_connected")
     part, other = MAKE["told_of"](tmp_path / "rangamani-mnist", draws=100).parts
     assert {cell.factors["model.name"] for cell in onward.trained_on(other).cells} == {other.model}

@@ -146,6 +146,23 @@ def test_worst_cases_are_compared_in_the_same_environments() -> None:
     assert {row[0]: (row[1], row[-1]) for row in table.rows} == {"here": (3, "–"), "everywhere": (3, "1.00 over 3")}
 
 
+def test_measures_that_share_no_environment_stand_in_their_own() -> None:
+    """Each is defined on nine pairs in ten, and nowhere are all of them."""
+    places = [f"study {i}" for i in range(10)]
+    measures = {f"m{i}": RIGHT for i in range(10)}
+    studies = [
+        replace(study(GAPS, **{name: values for name, values in measures.items() if name != f"m{i}"}), name=place)
+        for i, place in enumerate(places)
+    ]
+    twin = dict.fromkeys(measures, Quantity(1.0, 0.0, True))  # of which all are known
+    studies = [replace(each, cells=tuple(replace(cell, rescaled=twin) for cell in each.cells)) for each in studies]
+    test = SignTest(studies, draws=50)
+    assert test.common == test.environments
+    assert [standing.environments for standing in test.standings()] == [27] * 10
+    assert all(math.isnan(standing.rescaled[0]) for standing in test.standings())
+    assert winner_sentences(test)[0].startswith("m1, together with 9 others, errs least: a mean sign error of 0.00")
+
+
 def test_a_worst_case_that_all_share_has_no_winner() -> None:
     last = winner_sentences(SignTest([study(GAPS, one=WRONG, two=WRONG)], draws=100))[-1]
     assert last.startswith(

@@ -206,9 +206,8 @@ class SignTest:
 
     @cached_property
     def _common_rescaled(self) -> tuple[Environment, ...]:
-        """Those of the common ones whose networks were also rescaled, for all measures."""
-        known = _shared([self.errors(name, rescaled=True) for name in self.measures])
-        return tuple(environment for environment in self.common if environment in set(known))
+        """Those in which all measures are defined both before and after the rescaling."""
+        return _shared([self.errors(name, rescaled=after) for name in self.measures for after in (False, True)])
 
     def standings(self) -> tuple[Standing, ...]:
         """All measures, the smallest mean sign error first."""
